@@ -1,11 +1,19 @@
 """See inside a vision model: hooks on every layer, activations as pictures and numbers.
 
-Public names are listed in ``__init__.pyi`` and loaded on first use: ``import hookscope`` loads no torch.
+Load a model, or take a torch.nn.Module of your own, and ask one question at a time:
 
-Example:
-    >>> import hookscope
-    >>> hookscope.SaveOutput().outputs
-    []
+    net = hookscope.load_model("resnet34")
+    hookscope.predict(net, "cat.jpg")                       # which classes
+    hookscope.inspect(net, "cat.jpg")                       # where to look first
+    hookscope.list_layers(net)                              # what it is made of
+    maps = hookscope.class_activation_maps(net, "cat.jpg")  # why this class
+    hookscope.draw_cam(maps, "cat.jpg", net)                # a picture of it
+
+    with hookscope.capture(net, "layer4.*") as activations:
+        net(net.preprocess(hookscope.open_image("cat.jpg"))[None])
+    activations.sheet("layer4.0.conv1")
+
+Everything takes a model, an image or its path. docs/python-api.md has a table of tasks. A name is loaded on first use.
 """
 
 import lazy_loader

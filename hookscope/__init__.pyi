@@ -79,6 +79,7 @@ from .scores import (
     Score as Score,
     ScoreTarget as ScoreTarget,
     SimilarityTarget as SimilarityTarget,
+    predict as predict,
 )
 from .statistics import (
     RunningStatistics as RunningStatistics,

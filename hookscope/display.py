@@ -11,7 +11,7 @@ from typing import Any, Generic, SupportsIndex, TypeVar, overload
 from hookscope.columns import ALWAYS, Columns
 from hookscope.errors import printable
 
-_MOST_ROWS, _LONGEST, _LONGEST_LINE = 12, 60, 120  # rows, characters of a cell, columns of a line
+_MOST_ROWS, _MOST_LINES, _LONGEST, _LONGEST_LINE = 12, 6, 60, 120  # rows, rows of text, characters, columns
 
 
 @dataclass(frozen=True)
@@ -72,17 +72,29 @@ class Shown:
 Row = TypeVar("Row")
 
 
+class Pictures(list[Any]):
+    """A list of images of Pillow that a notebook shows one below the other."""
+
+    def __repr__(self) -> str:
+        sizes = ", ".join(dict.fromkeys(f"{image.width}x{image.height}" for image in self))
+        return f"{len(self)} images of {sizes} pixels; [0] is the first"
+
+    def _repr_html_(self) -> str:
+        one = '<img src="data:image/png;base64,{}" style="max-width: 100%">'
+        return "\n".join(one.format(base64.b64encode(image._repr_png_()).decode()) for image in self)
+
+
 class Rows(list[Row], Generic[Row]):
     """A list that shows itself as a table, of its first rows if it is long."""
 
     def __repr__(self) -> str:
-        rows, more = _first(cells_of(self))
+        rows, more = _first(cells_of(self), _MOST_LINES)
         columns = self[0]._columns() if self and isinstance(self[0], Shown) else None
         needs = {column.name: column.need for column in columns or ()}
         return "\n".join([*text_lines(rows, needs), *([more] if more else [])]) if self else "[]"
 
     def _repr_html_(self) -> str:
-        rows, more = _first(cells_of(self))
+        rows, more = _first(cells_of(self), _MOST_ROWS)
         return html_table(rows, more=more) if self else "<p>nothing</p>"
 
     @overload
@@ -195,10 +207,10 @@ def text_width(text: str) -> int:
     return wcwidth.width(text)
 
 
-def _first(rows: list[Cells]) -> tuple[list[Cells], str]:
+def _first(rows: list[Cells], most: int) -> tuple[list[Cells], str]:
     """The first rows, and how many more there are."""
-    left = len(rows) - _MOST_ROWS
-    return (rows, "") if left <= 1 else (rows[:_MOST_ROWS], f"and {left:,} more rows")
+    left = len(rows) - most
+    return (rows, "") if left <= 1 else (rows[:most], f"and {left:,} more rows")
 
 
 def _same_columns(rows: Sequence[Cells]) -> list[dict[str, Any]]:

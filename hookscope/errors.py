@@ -6,9 +6,11 @@ import contextlib
 import difflib
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, TypeVar
 
 _SPELLINGS = re.compile("‹([^|›]*)\\|([^›]*)›")
 _spells_for_shell = False
+_Kind = TypeVar("_Kind")
 
 
 class HookscopeError(Exception):
@@ -165,6 +167,31 @@ def printable(text: str) -> str:
 def first_line(error: BaseException, longest: int = 200) -> str:
     """The first line of what an error says, safe to show; the name of its class if it says nothing."""
     return printable(next(iter(str(error).strip().splitlines()), type(error).__name__))[:longest]
+
+
+def kind_of(value: object) -> str:
+    """What a wrong argument is, in a word: ``None``, ``text`` or the name of its class."""
+    return "None" if value is None else "text" if isinstance(value, str) else type(value).__name__
+
+
+def all_of(kind: type[_Kind] | tuple[type[_Kind], ...], given: Any, made_by: str) -> list[_Kind]:
+    """One result, or several, as a list; for anything else a UsageError names the function that makes such results."""
+    values = list(given) if isinstance(given, Iterable) and not isinstance(given, (kind, str)) else [given]
+    for value in values:
+        if not isinstance(value, kind):
+            name = " or ".join(one.__name__ for one in (kind if isinstance(kind, tuple) else (kind,)))
+            raise UsageError(f"expected {name}, got {kind_of(value)}", do=f"give what hookscope.{made_by} returns")
+    return values
+
+
+def one_of(kind: type[_Kind], given: Any, made_by: str) -> _Kind:
+    """One result, also as a list of it; raises as `all_of` does."""
+    values = all_of(kind, given, made_by)
+    if len(values) != 1:
+        raise UsageError(
+            f"expected one {kind.__name__}, got {len(values)}", do="give one of them, such as the first: [0]"
+        )
+    return values[0]
 
 
 def near_misses(name: str, names: Iterable[str], count: int = 3) -> list[str]:

@@ -19,6 +19,7 @@ import hookscope
 from hookscope.comparison.facts import PAIRS
 from hookscope.display import Picture, Rows, Shown, engineering
 from hookscope.drawing import colours, map_png
+from hookscope.errors import LayerError
 from hookscope.findings import Finding
 from hookscope.models import LoadedModel
 from hookscope.tracing import LAYER_CALLS
@@ -97,6 +98,13 @@ RESULTS: dict[str, Callable[[LoadedModel, torch.Tensor], Any]] = {
     "ablate_each": lambda net, x: hookscope.ablate_each(net.model, x, "features.12.squeeze", keep=11),
     "intervention_effect": _effect,
     "statistics": lambda net, x: _statistics(net, x).statistics(),
+    "RunningStatistics": _statistics,
+    "extract": lambda net, x: hookscope.extract(net, STAR, "features.12.*", pool="mean"),
+    "find_exemplars": lambda net, x: hookscope.find_exemplars(net, STAR, "features.12.squeeze"),
+    "one layer of exemplars": lambda net, x: hookscope.find_exemplars(net, STAR, "features.12.squeeze")[0],
+    "find_models": lambda net, x: hookscope.find_models(),
+    "predict": lambda net, x: hookscope.predict(net, STAR),
+    "preprocess": lambda net, x: net.preprocess,
     "diagnose": lambda net, x: hookscope.diagnose(_statistics(net, x)),
     "parameter_statistics": lambda net, x: hookscope.parameter_statistics(net.model),
     "layer_gradients": lambda net, x: hookscope.layer_gradients(net.model, x),
@@ -113,7 +121,7 @@ def test_a_result_shows_itself_small(net: LoadedModel, x: torch.Tensor, name: st
     shown = Cells(html)
     assert shown.tags <= {"table", "thead", "tbody", "caption", "tr", "th", "td", "img", "p"} and len(shown.rows) > 1
     assert len(html) < 100_000 and "color" not in html
-    assert len(lines) <= 16 and max(map(len, lines)) <= 240 and "tensor(" not in repr(result)
+    assert len(lines) <= 10 and max(map(len, lines)) <= 240 and "tensor(" not in repr(result)
     for png in shown.pictures:
         Image.open(io.BytesIO(png)).load()
     drawn = ("class_activation_maps", "one map", "saliency_maps", "ablate_each", "inspect")
@@ -125,7 +133,7 @@ def test_a_table_has_the_numbers_of_the_layers(net: LoadedModel) -> None:
     header, first, *others = Cells(rows._repr_html_()).rows  # type: ignore[attr-defined]
     assert header == [column.name for column in LAYER_CALLS if column.name not in ("call", "order")]
     assert first[:-1] == ["0", "features.0", "Conv2d", "1x3x128x128", "1x64x63x63", "1792", "7,112,448", "3x3", "2x2"]
-    assert len(others) == 11 and repr(rows).splitlines()[-1] == f"and {len(rows) - 12} more rows"
+    assert len(others) == 11 and repr(rows).splitlines()[-1] == f"and {len(rows) - 6} more rows"
     narrow = repr(rows).splitlines()[0].split()
     assert narrow == ["index", "name", "type", "output_shape", "params", "macs", "note"]
 
@@ -178,7 +186,7 @@ def test_a_model_with_a_hostile_layer_shows_it_as_text() -> None:
 def test_long_tables_fit_a_screen() -> None:
     rows = Rows(Thing(name="x" * 300, number=n, words="y" * 100, more="z" * 100) for n in range(1000))
     lines = repr(rows).splitlines()
-    assert len(lines) == 14 and lines[-1] == "and 988 more rows" and max(map(len, lines)) <= 120
+    assert len(lines) == 8 and lines[-1] == "and 994 more rows" and max(map(len, lines)) <= 120
     assert lines[0].split() == ["name", "number"]  # the last columns do not fit
 
 
@@ -201,6 +209,17 @@ def test_an_inspection_says_the_answer_and_the_places(net: LoadedModel) -> None:
     assert "array(" not in repr((inspection, inspection.layers[0], inspection.images[0]))
 
 
+def test_figures_and_lists_of_images_show_themselves(net: LoadedModel) -> None:
+    figure: Any = hookscope.plot(hookscope.parameter_statistics(net))
+    width, height = (int(side * figure.dpi) for side in figure.get_size_inches())
+    assert Image.open(io.BytesIO(figure._repr_png_())).size == (width, height)
+    assert repr(figure).startswith("figure of ") and "0x" not in repr(figure)
+    pages: Any = hookscope.draw_exemplars(hookscope.find_exemplars(net, STAR, [0, 1], channels=[0]), net)
+    assert isinstance(pages, list) and len(pages) == 2 and " at 0x" not in repr(pages)
+    shown = Cells(pages._repr_html_()).pictures
+    assert [Image.open(io.BytesIO(png)).size for png in shown] == [page.size for page in pages]
+
+
 @pytest.mark.parametrize("side", [1, 7, 112, 300])
 def test_the_picture_of_a_map_has_its_levels(side: int) -> None:
     values = np.linspace(0, 2, side * side, dtype=np.float32).reshape(side, side)
@@ -218,3 +237,39 @@ def test_the_picture_of_a_map_marks_nan() -> None:
 def test_large_numbers_are_rounded() -> None:
     rounded = {0: "0", 9_999: "9,999", 10_000: "10.0 k", 3_664_000_000: "3.7 G", 999_999: "1.0 M", -12_345: "-12.3 k"}
     assert {number: engineering(number) for number in rounded} == rounded
+
+
+def test_the_next_step_is_a_method_of_the_result(net: LoadedModel, x: torch.Tensor) -> None:
+    with hookscope.StatisticsCollector(net) as collector, torch.no_grad():
+        net(x)
+    assert [(row.key, row.mean) for row in collector.table()] == [
+        (row.key, row.mean) for row in collector.totals.statistics()
+    ]
+    assert collector.findings() == hookscope.diagnose(collector) == hookscope.diagnose(collector.totals)
+    star, ring = STAR, STAR.with_name("ring.png")
+    features = hookscope.extract(net, [star, ring], ["features.0", "features.3"], pool="mean")
+    for at, file in enumerate((star, ring)):
+        kept = net.model.features[0](net.prepare(hookscope.open_image(file))[None])  # type: ignore[index, operator]
+        means = kept.mean((2, 3)).detach().numpy()
+        assert np.allclose(features.array("features.0")[at], means[0], atol=1e-5)
+    assert features.array(1).shape == (2, 128)
+    with pytest.raises(LayerError, match=r"several columns.*features.0, features.3"):
+        features.array()
+    with pytest.raises(LayerError, match=r"no column 'conv1'; there are features.0, features.3"):
+        features.array("conv1")
+    with hookscope.capture(net, "features.3.*") as activations:
+        net(x)
+    drawn = hookscope.draw_sheet(activations["features.3.squeeze"], STAR, net, title="features.3.squeeze")
+    assert activations.sheet("features.3.squeeze", STAR, net) == activations.sheet(1, STAR, net) == drawn
+
+
+def test_predict_takes_a_folder_images_and_tensors(net: LoadedModel) -> None:
+    rows = hookscope.predict(net, STAR.parent, "top:1")
+    assert [Path(row.image).stem.partition("-")[0] for row in rows] == [row.label for row in rows] and len(rows) == 12
+    x = net.prepare(hookscope.open_image(STAR))
+    logits = net(x[None]).detach()[0].double()
+    for given in (STAR, Image.open(STAR), x, x[None], [x]):
+        best = hookscope.predict(net, given, ["star", 0])
+        assert [row.index for row in best] == [7, 0]
+        assert np.allclose([row.score for row in best], logits[[7, 0]], atol=1e-4)
+        assert np.allclose([row.probability for row in best], logits.softmax(0)[[7, 0]], atol=1e-5)

@@ -88,6 +88,7 @@ CALLS: dict[str, Callable[[Any, Given, Given], Any]] = {
     "parameter_statistics": lambda net, names, size: hookscope.parameter_statistics(net, layers=EARLY),
     "plan": lambda net, names, size: [call.macs for call in hookscope.plan(net, **size).calls],
     "saliency_maps": lambda net, names, size: hookscope.saliency_maps(net, X, "star", **names),
+    "predict": lambda net, names, size: [row.score for row in hookscope.predict(net, X[0], **names)],
     "sanity_check": lambda net, names, size: hookscope.sanity_check(
         net, lambda: getattr(net, "model", net)(X).detach(), steps=1
     ),

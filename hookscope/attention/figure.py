@@ -23,10 +23,10 @@ from hookscope.drawing import (
     seen_part,
     with_provenance,
 )
-from hookscope.errors import UsageError
+from hookscope.errors import UsageError, all_of
 from hookscope.findings import counted, percent
 from hookscope.hooks import MODEL
-from hookscope.images import InputImage
+from hookscope.images import AnyImage, as_picture
 from hookscope.models import LoadedModel
 
 _CELL, _COLUMNS = 112, 16  # shorter side of a map, and maps in a row, unless the caller says otherwise
@@ -34,8 +34,8 @@ _LEGEND = "Positions: how many a head looks at, as the exponential of the entrop
 
 
 def draw_attention(
-    maps: Sequence[AttentionMap],
-    photograph: Image.Image | InputImage,
+    maps: AttentionMap | Sequence[AttentionMap],
+    photograph: AnyImage,
     net: LoadedModel | nn.Module | None = None,
     *,
     columns: int | None = None,
@@ -74,8 +74,9 @@ def draw_attention(
         >>> draw_attention(maps, Image.new("RGB", (64, 64)), cell=100).width > 200
         True
     """
+    maps, photograph = all_of(AttentionMap, maps, "attention_maps"), as_picture(photograph)
     if not maps:
-        raise UsageError("no map of attention to draw")
+        raise UsageError("no map of attention to draw", do="choose layers with attention")
     (whole, box), origin, cmap = seen_part(photograph, net), Origin.of(net, photograph), cmap or "inferno"
     region = (
         max(0, round(box[0])),

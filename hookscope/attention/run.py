@@ -29,6 +29,7 @@ from hookscope.hooks import (
     tensors_in,
     token_grid,
 )
+from hookscope.models import takes_inputs
 
 
 @dataclass(frozen=True, repr=False)
@@ -91,6 +92,7 @@ _STEP = 1e-4  # of a side: coordinates that are nearer belong to one row or colu
 _SPARSE = 4  # cells for each key, at most: else the keys form no grid
 
 
+@takes_inputs
 def attention_maps(
     model: AnyModel,
     inputs: Any,
@@ -138,7 +140,6 @@ def attention_maps(
     """
     model = module_of(model)
     _check_query(query)
-    inputs = inputs if isinstance(inputs, tuple) else (inputs,)
     picture = next((tensor for tensor in tensors_in(inputs).values() if tensor.dim() > 2), None)
     if picture is None:
         raise UsageError("no image among the inputs", do="give a tensor (1, 3, H, W)")

@@ -32,7 +32,7 @@ from hookscope.drawing import (
     shape_text,
     short_label,
 )
-from hookscope.errors import NoMapError
+from hookscope.errors import NoMapError, one_of
 from hookscope.findings import counted
 from hookscope.hooks import Maps
 from hookscope.models import is_random
@@ -226,6 +226,7 @@ def draw_compared_maps(comparison: Comparison, *, cmap: str = "RdBu_r") -> Image
         >>> draw_compared_maps(comparison).mode
         'P'
     """
+    comparison = one_of(Comparison, comparison, "compare")
     if not comparison.maps:
         raise NoMapError("the comparison has no feature maps", do="compare keeps the maps of keep=")
     many = len(comparison.maps)

@@ -19,7 +19,7 @@ from torch import Tensor
 from hookscope.drawing import input_size_of
 from hookscope.errors import HookscopeError, InputError, UsageError
 from hookscope.hooks import InputSize, map_tensors, tensors_in
-from hookscope.images import InputImage, Listener
+from hookscope.images import InputImage, Listener, list_pictures
 from hookscope.models import Batch, LoadedModel, as_batch, load_batches
 
 Floats = NDArray[np.float64]
@@ -163,9 +163,7 @@ def as_pictures(images: Any) -> Pictures:
         if images.dim() < 2 or not len(images):
             raise UsageError(f"a tensor of {tuple(images.shape)} is not a batch", do="give (N, C, H, W)")
         return images
-    if isinstance(images, str | os.PathLike | InputImage | Image.Image):
-        return [images]
-    return list(images)
+    return list_pictures(images)
 
 
 def paired_batches(

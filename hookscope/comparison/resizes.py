@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -12,7 +11,7 @@ from PIL import Image
 from torch import Tensor
 from torchvision.transforms import functional as F
 
-from hookscope.images import InputImage, read_picture
+from hookscope.images import AnyImage, as_picture
 from hookscope.models import LoadedModel, Resize
 
 _UNLIKE = 2e-4  # of the variance of a channel: what rounding to 8 bits leaves unexplained, and another filter exceeds
@@ -20,10 +19,10 @@ _SMOOTH = ("bilinear", "bicubic", "lanczos", "box", "hamming")  # with antialias
 _PLAIN = ("bilinear", "bicubic", "nearest", "nearest-exact")  # without
 
 
-def resizes_apart(picture: str | os.PathLike[str] | InputImage | Image.Image, a: LoadedModel, b: LoadedModel) -> str:
+def resizes_apart(picture: AnyImage, a: LoadedModel, b: LoadedModel) -> str:
     """How both sides resize ``picture``, where they do it differently; empty if one of them does it in no usual way."""
-    source = read_picture(picture) if isinstance(picture, str | os.PathLike) else picture
-    image = source.image if isinstance(source, InputImage) else source.convert("RGB")
+    source = as_picture(picture)
+    image = source.image
     inputs = [net.prepare(source).cpu().double() for net in (a, b)]
     if inputs[0].shape != inputs[1].shape or inputs[0].dim() != 3 or len(inputs[0]) != 3:
         return ""

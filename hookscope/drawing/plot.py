@@ -161,6 +161,19 @@ def finding_lines(findings: Sequence[Finding] | None, most: int = 8, numbered: b
     return list(zip(lines, colours, strict=False))
 
 
+class ShownFigure(Figure):
+    """A figure that a notebook shows without pyplot."""
+
+    def __repr__(self) -> str:
+        width, height = (round(side * self.dpi) for side in self.get_size_inches())
+        return f"figure of {width}x{height} pixels; .savefig(file) writes it"
+
+    def _repr_png_(self) -> bytes:
+        buffer = io.BytesIO()
+        self.savefig(buffer, format="png")
+        return buffer.getvalue()
+
+
 @plain_settings()
 def draw_rows(
     plot: RowPlot,
@@ -205,7 +218,7 @@ def draw_rows(
     head = _MARGIN + 0.24 + _LINE * len(texts) + 0.5 + above
     rows_height = min(_ROW * max(len(names), 1), plot.tallest)
     foot = max((_below(panel) for panel in plot.panels), default=0.2) + 0.2
-    figure = Figure(figsize=(width, head + max(rows_height + foot, beside[1])), dpi=DPI, facecolor="white")
+    figure = ShownFigure(figsize=(width, head + max(rows_height + foot, beside[1])), dpi=DPI, facecolor="white")
     write_at(figure, _MARGIN, _MARGIN + 0.08, title, fontsize=TITLE, fontweight="bold")
     if weights:
         colour = Colour.ALARM if weights.startswith("weights: random") else Colour.INK

@@ -41,9 +41,9 @@ from hookscope.drawing.grid import (
 from hookscope.drawing.scale import ALPHA, RangeScale, Scale
 from hookscope.drawing.text import Pixels
 from hookscope.drawing.tiles import ActivationSummary, ChannelChoice, SheetPart, reduce_output
-from hookscope.errors import NoMapError, UsageError, spelled
-from hookscope.hooks import Call, InputSize, Shape
-from hookscope.images import InputImage
+from hookscope.errors import NoMapError, UsageError, kind_of, spelled
+from hookscope.hooks import Call, InputSize, Shape, module_of, tensors_in
+from hookscope.images import AnyImage, InputImage, as_picture
 from hookscope.models import LoadedModel, is_random, package_versions, short_name
 
 _HEAD = 15
@@ -73,7 +73,7 @@ class Origin:
         if isinstance(net, LoadedModel):
             about = short_name(net.name), net.weights, net.preprocess.describe()
         else:
-            about = "" if net is None else type(net).__name__, "", ""
+            about = "" if net is None else type(module_of(net)).__name__, "", ""
         return cls(*about[:2], *first, about[2], others[0] if others else None)
 
     def facts(self) -> dict[str, Any]:
@@ -152,7 +152,7 @@ class _Block:
 
 def draw_sheet(
     activation: Any,
-    image: Image.Image | None = None,
+    image: AnyImage | None = None,
     net: LoadedModel | nn.Module | None = None,
     *,
     title: str = "",
@@ -161,7 +161,7 @@ def draw_sheet(
     cell: int | None = None,
     cmap: str | None = None,
     scale: str | tuple[float, float] = "channel",
-    names: Sequence[str] = (),
+    names: Sequence[str] | None = None,
     layer: nn.Module | None = None,
     plain: bool = False,
     alpha: float | None = None,
@@ -185,7 +185,7 @@ def draw_sheet(
         cell: Smallest side of a map in pixels; the magnification is a whole number.
         cmap: A colour map of matplotlib; None for the default of the scale.
         scale: ``channel``, ``layer``, ``symmetric``, ``percentile:LO,HI``, ``LO:HI`` or ``(low, high)``.
-        names: Names of all channels, such as classes.
+        names: Names of all channels, such as classes; None for none.
         layer: The module that returned ``activation``; says on which axis the channels are.
         plain: Maps only, without text, bars and image.
         alpha: Opacity, 0 to 1, of the largest absolute value of maps that lie over the image, see `draw_overlay`.
@@ -204,15 +204,18 @@ def draw_sheet(
         raise UsageError(f"alpha must be from 0 to 1, not {alpha}")
     if columns is not None and columns < 1:
         raise UsageError(f"columns must be at least 1 or None, not {columns}")
-    parsed = Scale.parse(scale) if isinstance(scale, str) else RangeScale(*scale)
+    names, parsed = names or (), Scale.parse(scale) if isinstance(scale, str) else RangeScale(*scale)
     if channels is None:
         choice = ChannelChoice(usual=True)
     else:
         choice = ChannelChoice.parse(channels) if isinstance(channels, str) else ChannelChoice.numbered(channels)
     if image is not None:
-        picture = image.convert("RGB")
+        picture = as_picture(image).image
         image = net.preprocess.denormalise(net.preprocess(picture)) if isinstance(net, LoadedModel) else picture
     size = InputSize(image.height, image.width) if image else None
+    if not tensors_in(activation) and not isinstance(activation, np.ndarray):
+        do = "give an activation: activations['conv1'] of a capture"
+        raise NoMapError(f"expected a tensor, got {kind_of(activation)}", do=do)
     if isinstance(activation, (torch.Tensor, np.ndarray)):
         activation = torch.as_tensor(activation)
         if activation.dim() == 0 or not activation.numel():
@@ -230,7 +233,7 @@ def draw_sheet(
 
 def draw_overlay(
     activation: Any,
-    image: Image.Image,
+    image: AnyImage,
     net: LoadedModel | nn.Module | None = None,
     *,
     alpha: float = ALPHA,

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from hookscope.columns import Column, Columns, Row
+from hookscope.display import Cells, Picture, Shown
 from hookscope.hooks import CALL
 
 if TYPE_CHECKING:
@@ -44,8 +45,8 @@ class Exemplar:
     size: tuple[int, int] = (0, 0)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class SynthesizedImage:
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class SynthesizedImage(Shown):
     """An image made from a seed to excite a channel, at the size of the network's input.
 
     Its value is measured as for an exemplar; ``best`` is the value of the best exemplar, None without exemplars.
@@ -56,14 +57,22 @@ class SynthesizedImage:
     best: float | None
     seed: int
 
+    def _cells(self) -> Cells:
+        return {
+            "value": self.value,
+            "best": self.best,
+            "seed": self.seed,
+            "image": Picture(lambda: self.image._repr_png_() or b"", "image"),
+        }
+
     @property
     def is_enough(self) -> bool:
         """Whether the value is above the best exemplar's, or there is none."""
         return self.best is None or self.value > self.best
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class ChannelExemplars:
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class ChannelExemplars(Shown):
     """What one channel reacts to.
 
     Attributes:
@@ -92,9 +101,15 @@ class ChannelExemplars:
     synthesized: tuple[SynthesizedImage, ...] = ()
     unreached: bool = False
 
+    def _columns(self) -> Columns:
+        return EXEMPLARS.but("index", "name", "type", "call", "order", "part")
 
-@dataclass(frozen=True, slots=True, eq=False)
-class LayerExemplars:
+    def _rows(self) -> Sequence[Exemplar]:
+        return self.most
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class LayerExemplars(Shown):
     """The exemplars of the channels of one call.
 
     Attributes:
@@ -112,6 +127,12 @@ class LayerExemplars:
     images: int
     field: ReceptiveField
     channels: tuple[ChannelExemplars, ...]
+
+    def _cells(self) -> Cells:
+        return {"layer": self.key, "measure": self.measure, "images": self.images, "channels": len(self.channels)}
+
+    def _rows(self) -> Sequence[ChannelExemplars]:
+        return self.channels
 
     @property
     def key(self) -> str:

@@ -20,7 +20,7 @@ from hookscope.exemplars.facts import ChannelExemplars, Exemplar, LayerExemplars
 from hookscope.exemplars.job import MEASURES, ExemplarsJob, FoundExemplars, FoundInLayer, SeenImage
 from hookscope.geometry import ReceptiveField, receptive_fields
 from hookscope.hooks import AnyModel, Layers, Selection, select_types
-from hookscope.images import find_pictures, open_image
+from hookscope.images import list_pictures, open_image
 from hookscope.jobs import (
     AGAIN,
     Part,
@@ -209,7 +209,7 @@ def read_exemplars_of(path: StrPath, net: LoadedModel) -> list[LayerExemplars]:
 
 def find_exemplars(
     net: AnyModel,
-    paths: Sequence[str],
+    paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
     layers: Layers = "0:",
     types: Iterable[str] | None = None,
     *,
@@ -278,16 +278,19 @@ def find_exemplars(
     if wanted is not None and (not wanted or min(wanted) < 0):
         raise UsageError(f"no channel {min(wanted)}" if wanted else "no channel given", do="count from 0")
     classes = select_types(types) if types else None
+    given = paths if isinstance(paths, Sequence) and not isinstance(paths, str) else [paths]
+    files: list[Any] = list_pictures(given) if folders is None else list(given)
+    if not all(isinstance(path, str) for path in files):
+        raise UsageError("exemplars are found in files, not in memory", do="save the images, and give their paths")
     if folders is None:
-        folders = [path for path in paths if os.path.isdir(path)]
-        paths = find_pictures(paths) if folders else paths
+        folders = [os.fspath(path) for path in given if os.path.isdir(path)]
     below = tuple(map(os.path.normpath, folders))
     job = ExemplarsJob(layers, classes, wanted, top, least, measure, below, run.images_in_pass, run.workers)
     words = "all" if wanted is None else ", ".join(map(str, wanted))
     about: dict[str, Any] = {"channels": words, "measure": measure, "top": top, "least": least}
     about["folders"] = ", ".join(below)
     source = ExemplarsSource.of(net, layers_in_words(layers, classes), save is not None, **about)
-    search = ExemplarsRun(net, paths, job, run, save, source, classes)
+    search = ExemplarsRun(net, files, job, run, save, source, classes)
     search.do(resume)
     return search.state().layers()
 

@@ -10,8 +10,9 @@ from typing import Any
 
 from PIL import Image, ImageDraw
 
+from hookscope.display import Pictures
 from hookscope.drawing import ALARM, FAINT, INK, MARGIN, Origin, font, read_provenance, with_provenance, wrapped
-from hookscope.errors import HookscopeError, ImageError, printable
+from hookscope.errors import HookscopeError, ImageError, all_of, printable
 from hookscope.exemplars.facts import ChannelExemplars, Exemplar, LayerExemplars, SynthesizedImage
 from hookscope.findings import counted, listed
 from hookscope.geometry import Box, ReceptiveField
@@ -169,7 +170,9 @@ _GROUPS = {
 _MEASURES = {"max": "largest", "mean": "mean", "abs": "largest absolute"}
 
 
-def draw_exemplars(layer: LayerExemplars, net: AnyModel, crops: Crops | None = None) -> list[Image.Image]:
+def draw_exemplars(
+    layer: LayerExemplars | Sequence[LayerExemplars], net: AnyModel, crops: Crops | None = None
+) -> list[Image.Image]:
     """Draw the exemplars of a layer: a row for each channel, on pages of at most 32 rows.
 
     A row has the channel, its classes and selectivity; the images that excite it most, the strongest first, each with
@@ -181,7 +184,7 @@ def draw_exemplars(layer: LayerExemplars, net: AnyModel, crops: Crops | None = N
     says so.
 
     Args:
-        layer: One of the results of `find_exemplars`.
+        layer: What `find_exemplars` returns, or one layer of it.
         net: The model that they were found with.
         crops: The crops if they are known; by default they are cut from the files.
 
@@ -193,12 +196,14 @@ def draw_exemplars(layer: LayerExemplars, net: AnyModel, crops: Crops | None = N
         >>> page.width > 700
         True
     """
-    net = as_loaded(net)
-    crops = cut_crops(net, [layer]) if crops is None else crops
-    sheet = ExemplarsSheet(layer, Origin.of(net), crops)
-    rows = max(1, min(_ROWS, _MOST_PIXELS // (sheet.width * _ROW)))
-    parts = [layer.channels[first : first + rows] for first in range(0, len(layer.channels), rows)]
-    return [sheet.page(part, (at + 1, len(parts))) for at, part in enumerate(parts)]
+    net, layers, pages = as_loaded(net), all_of(LayerExemplars, layer, "find_exemplars"), Pictures()
+    crops = cut_crops(net, layers) if crops is None else crops
+    for layer in layers:
+        sheet = ExemplarsSheet(layer, Origin.of(net), crops)
+        rows = max(1, min(_ROWS, _MOST_PIXELS // (sheet.width * _ROW)))
+        parts = [layer.channels[first : first + rows] for first in range(0, len(layer.channels), rows)]
+        pages += [sheet.page(part, (at + 1, len(parts))) for at, part in enumerate(parts)]
+    return pages
 
 
 def is_sheet(path: StrPath) -> bool:

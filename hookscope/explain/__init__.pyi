@@ -11,7 +11,7 @@ from .cam_maps import (
     in_place_of as in_place_of,
     maps_by_class as maps_by_class,
     over_picture as over_picture,
-    picture_of as picture_of,
+    picture_in as picture_in,
 )
 from .cam_methods import ATTENTION_METHODS as ATTENTION_METHODS, CAM_METHODS as CAM_METHODS
 from .clip import animate_clip as animate_clip, draw_clip as draw_clip

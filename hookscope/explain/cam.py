@@ -54,6 +54,7 @@ from hookscope.hooks import (
     tensors_in,
 )
 from hookscope.interventions import channel_scores
+from hookscope.models import takes_inputs
 from hookscope.scores import FIND_NON_FINITE, Score, ScoreTarget, check_finite_score, gives_boxes, objectives
 
 _FACTORS = (1.0, 0.9, 1.1)  # of the smoothing, as in grad-cam
@@ -61,6 +62,7 @@ Progress = Callable[[int, int], None]
 _FIRST = {"cpu": 4}  # images in the first pass; on a CPU each larger batch takes its memory anew from the system
 
 
+@takes_inputs
 def class_activation_maps(
     model: AnyModel,
     inputs: Any,
@@ -123,7 +125,6 @@ def class_activation_maps(
     how = method_named(method, both)
     if batch_size is not None and batch_size < 1:
         raise UsageError(f"batch size {batch_size}", do="give a batch size from 1")
-    inputs = inputs if isinstance(inputs, tuple) else (inputs,)
     size = _input_size(inputs)
     if smooth:
         maps_of = partial(
@@ -198,6 +199,7 @@ def _of_variant(on_progress: Progress, at: int, count: int, done: int, total: in
     on_progress(at * total + done, count * total)
 
 
+@takes_inputs
 def landmark_layers(
     model: AnyModel,
     inputs: Any,
@@ -218,7 +220,6 @@ def landmark_layers(
         ['0', '2']
     """
     model, categories = module_of(model), names_of(model, categories)
-    inputs = inputs if isinstance(inputs, tuple) else (inputs,)
     shown = _input_size(inputs)
     with differentiable(model, parameters=False):
         with capture(model, "*", leaves=True) as activations:
@@ -239,9 +240,7 @@ def landmark_layers(
 
 
 def _input_size(inputs: tuple[Any, ...]) -> InputSize:
-    picture = next(iter(tensors_in(inputs).values()), None)
-    if picture is None:
-        raise UsageError("no image among the inputs", do="give a tensor (1, 3, H, W)")
+    picture = next(iter(tensors_in(inputs).values()), torch.empty(0))
     if picture.dim() < 3 or (picture.dim() not in (4, 5) and any(picture is value for value in inputs)):
         shape = "x".join(map(str, picture.shape)) or "one number"
         raise UsageError(

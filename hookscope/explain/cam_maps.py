@@ -14,11 +14,22 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from hookscope.display import Cells, Picture, Shown
+from hookscope.display import Cells, Picture, Rows, Shown
 from hookscope.drawing import map_png
-from hookscope.errors import HookscopeError, NoMapError
+from hookscope.errors import HookscopeError, NoMapError, UsageError, all_of
 from hookscope.explain.cam_methods import CAM_METHODS, gradient_free, gradients_of
-from hookscope.hooks import MODEL, Activations, Call, InputSize, Layers, Maps, Selection, feature_maps, tensors_in
+from hookscope.hooks import (
+    MODEL,
+    Activations,
+    Call,
+    InputSize,
+    Layers,
+    Maps,
+    Selection,
+    feature_maps,
+    shape_of,
+    tensors_in,
+)
 from hookscope.scores import Score, class_maps, gives_boxes
 
 _BACKBONES = frozenset(("backbone", "encoder"))
@@ -58,7 +69,7 @@ class ClassActivationMap(Shown):
     frames: int = 1
 
     def _cells(self) -> Cells:
-        cells = {"layer": self.call.key, **self.prediction.cells(), "method": self.method, "map": self.values.shape}
+        cells = {"layer": self.call.key, **self.prediction._cells(), "method": self.method, "map": self.values.shape}
         return cells | {"picture": Picture(partial(map_png, self.still), f"{self.method} of {self.call.key}")}
 
     @property
@@ -135,8 +146,9 @@ def fuse_maps(maps: Sequence[ClassActivationMap]) -> list[ClassActivationMap]:
         >>> [(cam.call.name, cam.values.shape) for cam in fuse_maps(maps)]
         [('0 + 1', (6, 6)), ('0 + 1', (6, 6))]
     """
+    maps = all_of(ClassActivationMap, maps, "class_activation_maps")
     tops = shared_tops(maps)
-    return [_fused(of_class, tops) for of_class in maps_by_class(maps)]
+    return Rows(_fused(of_class, tops) for of_class in maps_by_class(maps))
 
 
 def _fused(maps: Sequence[ClassActivationMap], tops: Mapping[str, float]) -> ClassActivationMap:
@@ -164,6 +176,16 @@ def picture_of(inputs: tuple[Any, ...]) -> Tensor | None:
     if isinstance(only, list) and len(only) == 1 and isinstance(only[0], Tensor) and only[0].dim() == 3:
         return only[0][None]
     return only if isinstance(only, Tensor) else None
+
+
+def picture_in(inputs: tuple[Any, ...]) -> Tensor:
+    """The picture or the clip, which must be the only input, of floating-point numbers."""
+    picture = picture_of(inputs)
+    if picture is None or picture.dim() not in (4, 5) or not picture.is_floating_point():
+        got = "x".join(map(str, picture.shape)) + f" {picture.dtype}" if picture is not None else shape_of(inputs)
+        asked = f"expected one picture (1, C, H, W) or clip (1, C, T, H, W) of floating-point numbers, got {got}"
+        raise UsageError(asked, do="x[None] adds a batch axis")
+    return picture
 
 
 def in_place_of(inputs: tuple[Any, ...], pictures: Tensor) -> tuple[Any, ...]:

@@ -180,8 +180,8 @@ CAM_METHODS = {
 
 
 def method_named(name: str, methods: Mapping[str, Method]) -> Method:
-    if name not in methods:
-        raise UsageError(f"no method '{name}'", nearest(name, list(methods)), f"there are {', '.join(methods)}")
+    if not isinstance(name, str) or name not in methods:
+        raise UsageError(f"no method '{name}'", nearest(str(name), list(methods)), f"there are {', '.join(methods)}")
     return methods[name]
 
 

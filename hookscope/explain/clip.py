@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import nn
 
+from hookscope.display import Pictures
 from hookscope.drawing import DARK, LIGHT, PALE, HeatPanel, HeatRow
-from hookscope.errors import UsageError
+from hookscope.errors import UsageError, all_of
 from hookscope.explain.cam_maps import ClassActivationMap, maps_by_class
 from hookscope.explain.page import (
     ONE_COLOUR,
@@ -24,7 +25,7 @@ from hookscope.explain.page import (
 )
 from hookscope.explain.saliency import Saliency
 from hookscope.explain.saliency_methods import SALIENCY_METHODS
-from hookscope.images import InputImage
+from hookscope.images import InputImage, as_picture
 from hookscope.models import LoadedModel
 
 Explained = Sequence[ClassActivationMap] | Saliency
@@ -127,7 +128,7 @@ def animate_clip(
     frames = zip(clip.photographs, *(panels for _, panels in clip.tracks), strict=True)
     pages = [clip.page(rows=[HeatRow(panels, words)], width=width) for panels in frames]
     height = max(page.height for page in pages)
-    return [_padded(page, height) for page in pages]
+    return Pictures(_padded(page, height) for page in pages)
 
 
 def _padded(page: Image.Image, height: int) -> Image.Image:
@@ -144,9 +145,12 @@ def _clip_of(
     others: Sequence[ClassActivationMap | Saliency],
     cmap: str | None,
 ) -> _Clip:
-    first = maps if isinstance(maps, Saliency) else next(iter(maps), None)
-    if first is None:
-        raise UsageError("no map to draw")
+    kinds: tuple[type[ClassActivationMap | Saliency], ...] = (ClassActivationMap, Saliency)
+    given = all_of(kinds, maps, "class_activation_maps or saliency_maps")
+    if not given:
+        raise UsageError("no map to draw", do="choose layers that have maps")
+    first = given[0]
+    maps = first if isinstance(first, Saliency) else [cam for cam in given if isinstance(cam, ClassActivationMap)]
     if not isinstance(maps, Saliency) and len(maps_by_class(maps)) > 1:
         raise UsageError("maps of several classes", do="draw a strip for each class: maps_by_class")
     states = net.preprocess.frames if isinstance(net, LoadedModel) else 1  # with the frames before the channels
@@ -190,8 +194,7 @@ def _clip_of(
 
 
 def _frames_of(photograph: InputImage | Image.Image | Sequence[Image.Image], count: int) -> list[Image.Image]:
-    given = photograph.frames if isinstance(photograph, InputImage) else photograph
-    frames = [given] if isinstance(given, Image.Image) else list(given)
+    frames = list(photograph) if isinstance(photograph, list | tuple) else list(as_picture(photograph, count).frames)
     if len(frames) not in (1, count):
         raise UsageError(f"{len(frames)} frames of a clip", f"the model was given {count}", "give these, or one")
     return [frame.convert("RGB") for frame in (frames * count if len(frames) == 1 else frames)]

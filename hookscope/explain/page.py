@@ -27,13 +27,13 @@ from hookscope.drawing import (
     seen_part,
     with_provenance,
 )
-from hookscope.errors import UsageError
+from hookscope.errors import UsageError, all_of, one_of
 from hookscope.explain.cam_maps import ClassActivationMap, maps_by_class, peak_of, shared_tops
 from hookscope.explain.cam_methods import ATTENTION_METHODS
 from hookscope.explain.saliency import Saliency
 from hookscope.explain.saliency_methods import SALIENCY_METHODS
 from hookscope.findings import counted, percent
-from hookscope.images import InputImage
+from hookscope.images import AnyImage, as_picture
 from hookscope.models import LoadedModel
 from hookscope.scores import Score
 
@@ -51,8 +51,9 @@ class OverlaySource:
     origin: Origin
 
     @classmethod
-    def of(cls, picture: Image.Image | InputImage, net: LoadedModel | nn.Module | None = None) -> OverlaySource:
+    def of(cls, picture: AnyImage, net: LoadedModel | nn.Module | None = None) -> OverlaySource:
         """The source of ``picture``, of which a `LoadedModel` may have seen a part, and other models all."""
+        picture = as_picture(picture)
         return cls(*seen_part(picture, net), Origin.of(net, picture))
 
     def lines(self, method: str) -> list[str]:
@@ -155,8 +156,8 @@ TWO_COLOURS = "RdBu_r"
 
 
 def draw_saliency(
-    saliency: Saliency,
-    photograph: Image.Image | InputImage,
+    saliency: Saliency | Sequence[Saliency],
+    photograph: AnyImage,
     net: LoadedModel | nn.Module | None = None,
     *,
     scale_of: Sequence[Saliency] = (),
@@ -193,6 +194,7 @@ def draw_saliency(
         >>> draw_saliency(saliency, Image.new("RGB", (400, 400)), net).width > 3 * 400
         True
     """
+    saliency = one_of(Saliency, saliency, "saliency_maps")
     source, how = OverlaySource.of(photograph, net), SALIENCY_METHODS[saliency.method]
     cmap = cmap or (TWO_COLOURS if how.signed else ONE_COLOUR)
     sigma = saliency.usual_smoothing if smooth is None else smooth
@@ -262,8 +264,8 @@ _SHARE = "share of the layer's highest value"
 
 
 def draw_cam(
-    maps: Sequence[ClassActivationMap],
-    photograph: Image.Image | InputImage,
+    maps: ClassActivationMap | Sequence[ClassActivationMap],
+    photograph: AnyImage,
     net: LoadedModel | nn.Module | None = None,
     *,
     scale_of: Sequence[ClassActivationMap] = (),
@@ -299,8 +301,9 @@ def draw_cam(
         >>> draw_cam(maps, Image.new("RGB", (400, 400)), net, width=200).size[0] > 2 * 200
         True
     """
+    maps = all_of(ClassActivationMap, maps, "class_activation_maps")
     if not maps:
-        raise UsageError("no class activation map to draw")
+        raise UsageError("no class activation map to draw", do="choose layers that have maps")
     source, tops, cmap = OverlaySource.of(photograph, net), shared_tops([*maps, *scale_of]), cmap or ONE_COLOUR
     heading, rows = (_rows_of_class if len(maps_by_class(maps)) == 1 else _rows_of_classes)(source, maps, tops)
     panels = sum(len(row.panels) for row in rows) + heading.photograph

@@ -19,13 +19,14 @@ from hookscope.display import Cells, Picture, Rows, Shown
 from hookscope.drawing import map_png
 from hookscope.errors import InputError, ModelError, UsageError
 from hookscope.explain.cam import class_activation_maps, progress_counter
-from hookscope.explain.cam_maps import in_place_of, over_picture, picture_of
+from hookscope.explain.cam_maps import in_place_of, over_picture, picture_in
 from hookscope.explain.cam_methods import gradient_free, method_named
 from hookscope.explain.saliency_methods import SALIENCY_METHODS, wide
 from hookscope.explain.saliency_settings import Settings
 from hookscope.findings import counted
 from hookscope.gradients import ClampGradientSign, change_gradients
 from hookscope.hooks import AnyModel, Selection, differentiable, graph_nodes, leaves_of, module_of, names_of, output_of
+from hookscope.models import takes_inputs
 from hookscope.scores import FIND_NON_FINITE, Objective, Score, check_finite_score, objectives
 
 _GAP = 0.05  # relative difference of the sum of the shares and the score
@@ -55,7 +56,7 @@ class Saliency(Shown):
     steps: int | None = None
 
     def _cells(self) -> Cells:
-        cells = {**self.prediction.cells(), "method": self.method, "map": tuple(self.values.shape)}
+        cells = {**self.prediction._cells(), "method": self.method, "map": tuple(self.values.shape)}
         return cells | {"picture": Picture(partial(map_png, self.still), self.method)}
 
     @property
@@ -122,9 +123,10 @@ class Saliency(Shown):
         return blurred
 
 
+@takes_inputs
 def saliency_maps(
     model: AnyModel,
-    inputs: Tensor | list[Tensor] | tuple[Any],
+    inputs: Any,
     target: Any = "top:1",
     method: str = "gradient",
     *,
@@ -172,8 +174,7 @@ def saliency_maps(
     """
     model, categories = module_of(model), names_of(model, categories)
     how, settings = method_named(method, SALIENCY_METHODS), settings or Settings()
-    inputs = inputs if isinstance(inputs, tuple) else (inputs,)
-    picture, ready = _picture(inputs), model
+    picture, ready = picture_in(inputs), model
 
     def run(pictures: Tensor) -> Any:
         return output_of(ready, *in_place_of(inputs, pictures))
@@ -274,23 +275,6 @@ def _place(model: nn.Module, inputs: tuple[Any, ...], picture: Tensor, goal: Obj
     if len(cams) != 1:
         raise UsageError(f"'{settings.layer}' chooses {len(cams)} calls", do="choose one for guided-gradcam")
     return over_picture(torch.from_numpy(cams[0].values).to(picture.device), picture.shape[2:])
-
-
-def _picture(inputs: tuple[Any, ...]) -> Tensor:
-    picture = picture_of(inputs)
-    if picture is None:
-        types = ", ".join(type(value).__name__ for value in inputs[:3]) or "nothing"
-        raise UsageError(f"expected one picture (1, C, H, W), got {types}")
-    if not picture.is_floating_point():
-        raise UsageError(
-            f"expected a picture of floating-point numbers, got {picture.dtype}", do="prepare the picture first"
-        )
-    if picture.dim() not in (4, 5):
-        shape = "x".join(map(str, picture.shape))
-        raise UsageError(
-            f"expected a picture (1, C, H, W) or a clip (1, C, T, H, W), got {shape}", do="x[None] adds a batch axis"
-        )
-    return picture
 
 
 def _nothing_to_guide(model: nn.Module, which: str = "") -> ModelError:

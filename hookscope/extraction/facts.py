@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from hookscope.display import Cells, Shown
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -13,8 +15,8 @@ POOLS = ("none", "mean", "max", "cls", "flatten")
 """How the output of a layer becomes the features of an image."""
 
 
-@dataclass(frozen=True, slots=True)
-class FeatureBatch:
+@dataclass(frozen=True, slots=True, repr=False)
+class FeatureBatch(Shown):
     """The features of some images, one row for each, in the order of the list.
 
     Attributes:
@@ -38,9 +40,12 @@ class FeatureBatch:
     def count(self) -> int:
         return len(self.positions)
 
+    def _cells(self) -> Cells:
+        return {"images": self.count, **{name: tuple(tensor.shape) for name, tensor in self.features.items()}}
 
-@dataclass(frozen=True, slots=True)
-class WrittenFeatures:
+
+@dataclass(frozen=True, slots=True, repr=False)
+class WrittenFeatures(Shown):
     """What `Extraction.save` wrote.
 
     Attributes:
@@ -62,3 +67,6 @@ class WrittenFeatures:
     was_complete: bool = False
     dtypes: Mapping[str, str] = field(default_factory=dict)
     skipped_file: str = ""
+
+    def _cells(self) -> Cells:
+        return {"path": self.path, "rows": self.rows, "skipped": self.skipped or None, **self.columns}

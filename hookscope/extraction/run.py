@@ -11,17 +11,21 @@ from functools import cached_property
 from numbers import Integral
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset
 
-from hookscope.errors import UsageError
+from hookscope.display import Cells, Shown
+from hookscope.errors import InputError, LayerError, UsageError
 from hookscope.extraction.facts import POOLS, FeatureBatch, WrittenFeatures
 from hookscope.extraction.files import FeatureRun, FeatureSource, WritingRun
 from hookscope.extraction.job import ExtractionJob
 from hookscope.extraction.output import check_output
+from hookscope.findings import listed
 from hookscope.hooks import Layers, Selection, map_tensors
-from hookscope.images import find_pictures
+from hookscope.images import list_pictures
 from hookscope.jobs import Job, Part, RunSettings, layers_in_words
 from hookscope.models import Batch, LoadedModel, as_batch, as_loaded, file_dtypes, model_errors_as_input_errors
 from hookscope.scores import Target, check_family
@@ -109,7 +113,7 @@ def extract(
     paths, items = _paths_or_items(images)
     if folders is None:
         folders = [path for path in paths or () if os.path.isdir(path)]
-        paths = find_pictures(paths) if paths is not None and folders else paths
+        paths = None if paths is None else list_pictures(paths)
     if paths is None and run.engine is not None:
         raise UsageError("an engine reads files, not tensors", do="give paths, or leave the engine out")
     chosen = None if layers is None else Selection.of(layers)
@@ -125,7 +129,7 @@ def _paths_or_items(images: Images) -> tuple[list[str] | None, Any]:
         return [os.fspath(images)], None
     if isinstance(images, Dataset | DataLoader | Tensor):
         return None, images
-    items = iter(images)
+    items = iter(images if isinstance(images, Iterable) else list_pictures(images))
     first = next(items, None)
     if first is None:
         raise UsageError("there is no image", do="give files, folders or tensors")
@@ -135,7 +139,7 @@ def _paths_or_items(images: Images) -> tuple[list[str] | None, Any]:
 
 
 @dataclass(frozen=True, repr=False)
-class Extraction:
+class Extraction(Shown):
     """What `extract` returns: iterate over it for a `FeatureBatch` of each batch of images, or save it.
 
     Attributes:
@@ -177,6 +181,25 @@ class Extraction:
             return len(images) if self.paths is None else len(self.paths)
         except TypeError:
             return None
+
+    def _cells(self) -> Cells:
+        layers = "" if self.job.layers is None else layers_in_words(self.job.layers, self.job.types)
+        cells = {"model": self.net.name, "images": self.count, "layers": layers, "pool": self.job.pool}
+        return {**cells, "next": "iterate, or call .array(layer) or .save(file)"}
+
+    def array(self, column: str | int | None = None) -> NDArray[Any]:
+        """The features of all images as one array; ``column`` is a layer or its number, needed if there are several."""
+        rows: list[NDArray[Any]] = []
+        for batch in self:
+            names = [*batch.features]
+            key = names[column or 0] if isinstance(column, int) or (column is None and len(names) == 1) else column
+            if key not in names:
+                asked = "several columns, and none is chosen" if key is None else f"no column '{key}'"
+                raise LayerError(asked, f"there are {listed(names, 6)}", "give one of them")
+            rows.append(batch.features[key].numpy())
+        if not rows:
+            raise InputError("no image could be used", do="give other images")
+        return np.concatenate(rows)
 
     def __iter__(self) -> Iterator[FeatureBatch]:
         run = FeatureRun(self.net, self.paths or (), self.job, self.run, None)

@@ -14,11 +14,11 @@ from torch import nn
 
 from hookscope.display import Cells, Shown
 from hookscope.drawing import HeatPanel, HeatRow
-from hookscope.errors import UsageError
+from hookscope.errors import UsageError, all_of
 from hookscope.explain import OverlaySource, why_unseen
 from hookscope.faithfulness.facts import BASELINES, NUMBERS, Faithfulness
 from hookscope.findings import counted, percent
-from hookscope.images import InputImage
+from hookscope.images import AnyImage
 from hookscope.models import LoadedModel
 
 MEASURES: Mapping[str, int] = {"road": 1, "insertion": 1, "deletion": -1, "drop": -1}
@@ -124,7 +124,8 @@ def compare_maps(measured: Sequence[Sequence[Faithfulness]], by: str = "road", *
     """
     if by not in MEASURES:
         raise UsageError(f"maps are not compared by '{by}'", do=f"there are {', '.join(MEASURES)}")
-    images = [{test.name: test for test in image} for image in measured]
+    each = [measured] if isinstance(measured, Faithfulness) or not isinstance(measured, Sequence) else measured
+    images = [{test.name: test for test in all_of(Faithfulness, image, "measure_faithfulness")} for image in each]
     names = list(images[0]) if images else []
     if not names:
         raise UsageError("no map to compare", do="give what measure_faithfulness returns for each image")
@@ -251,8 +252,8 @@ def _names(maps: Sequence[MapScores]) -> str:
 
 
 def draw_faithfulness(
-    measured: Sequence[Faithfulness],
-    photograph: Image.Image | InputImage,
+    measured: Faithfulness | Sequence[Faithfulness],
+    photograph: AnyImage,
     net: LoadedModel | nn.Module | None = None,
     *,
     cmap: str | None = None,
@@ -281,8 +282,9 @@ def draw_faithfulness(
         >>> draw_faithfulness(found, Image.new("RGB", (64, 64)), net, width=200).size[0] > 2 * 200
         True
     """
+    measured = all_of(Faithfulness, measured, "cam_faithfulness")
     if not measured:
-        raise UsageError("no map to draw")
+        raise UsageError("no map to draw", do="choose methods or layers that have maps")
     cmap = cmap or "inferno"
     comparison = compare_maps([measured])
     source, answer = OverlaySource.of(photograph, net), measured[0].prediction
@@ -307,7 +309,7 @@ def draw_faithfulness(
         {"map": test.name, **{name: getattr(test, name) for name in NUMBERS}, "shape": list(test.values.shape)}
         for test in ordered
     ]
-    more = {"verdict": list(comparison.verdict), "maps": facts, **answer.cells()}
+    more = {"verdict": list(comparison.verdict), "maps": facts, **answer._cells()}
     return source.page(heading, lines, "comparison", cmap, more, width)
 
 

@@ -85,7 +85,7 @@ class Faithfulness(Shown):
     same_as: str | None = None
 
     def _cells(self) -> Cells:
-        cells = {"map": self.name, **self.prediction.cells(), "road": self.road, "insertion": self.insertion}
+        cells = {"map": self.name, **self.prediction._cells(), "road": self.road, "insertion": self.insertion}
         cells |= {"deletion": self.deletion, "drop": self.drop, "in_box": self.in_box, "randomized": self.randomized}
         return cells | {"picture": Picture(partial(map_png, self.still), self.name)}
 

@@ -24,11 +24,12 @@ from hookscope.explain import (
     first_batch,
     in_place_of,
     over_picture,
-    picture_of,
+    picture_in,
     progress_counter,
 )
 from hookscope.faithfulness.facts import CENTRED, RANDOM, Faithfulness, Map, as_array
 from hookscope.hooks import AnyModel, differentiable, module_of, names_of, output_of
+from hookscope.models import takes_inputs
 from hookscope.scores import Objective, check_finite_score, objectives
 
 _NOISE = 0.01  # standard deviation, in units of the network's input: the authors' choice
@@ -105,6 +106,7 @@ _TOGETHER = 2**20  # values that are imputed at a time: they stay in the cache
 _COARSEST = 7  # cells of the random map that orders equal values
 
 
+@takes_inputs
 def measure_faithfulness(
     model: AnyModel,
     inputs: Any,
@@ -166,8 +168,9 @@ def measure_faithfulness(
     for name, number in (("steps", steps), ("batch size", batch_size)):
         if number is not None and number < 1:
             raise UsageError(f"{name} {number}", do="give a number from 1")
-    inputs = inputs if isinstance(inputs, tuple) else (inputs,)
-    image = _image(inputs)
+    if len(image := picture_in(inputs)) != 1:
+        raise UsageError(f"faithfulness needs one image, got {len(image)}", do="call it for each image")
+    image = image[0].detach()
     batch_size = batch_size or first_batch(image.device)
     named = {name: _checked(name, values, image) for name, values in named_maps(maps).items()}
     with differentiable(model), torch.no_grad():
@@ -200,13 +203,6 @@ def named_maps(maps: Any) -> dict[str, Any]:
             name = f"{name} {result.call.key}"
         named[f"{name} {at}" if name in named else name] = result
     return named
-
-
-def _image(inputs: tuple[Any, ...]) -> Tensor:
-    image = picture_of(inputs)
-    if image is None or image.dim() not in (4, 5) or len(image) != 1 or not image.is_floating_point():
-        raise UsageError("faithfulness needs one image (1, C, H, W) as the only input", do="x[None] adds a batch axis")
-    return image[0].detach()
 
 
 def _checked(name: str, given: Any, image: Tensor) -> Map:

@@ -14,11 +14,12 @@ from numpy.typing import NDArray
 from torch import nn
 
 from hookscope.display import Rows
-from hookscope.errors import HookscopeError, InputError, ModelError, TargetError, UsageError
+from hookscope.errors import HookscopeError, InputError, ModelError, TargetError, UsageError, kind_of
 from hookscope.explain import ATTENTION_METHODS, CAM_METHODS, ClassActivationMap, class_activation_maps
 from hookscope.faithfulness.facts import BASELINES, Faithfulness, as_array
 from hookscope.faithfulness.measure import Progress, measure_faithfulness
 from hookscope.hooks import AnyModel, Layers, Observer, enclosing, module_of, names_of, random_states_kept
+from hookscope.models import takes_inputs
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +67,9 @@ def sanity_check(
         ('0', 1, True)
     """
     model = module_of(model)
+    if not callable(explain):
+        do = "give a function: lambda: class_activation_maps(net, image)[0]"
+        raise UsageError(f"expected a function that makes a map, got {kind_of(explain)}", do=do)
     if steps < 1:
         raise UsageError(f"{steps} steps", do="give a number from 1")
     ran: dict[str, int] = {}
@@ -128,6 +132,7 @@ def _ranks(values: NDArray[np.float32]) -> NDArray[np.float64]:
     return centred
 
 
+@takes_inputs
 def cam_faithfulness(
     model: AnyModel,
     inputs: Any,

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -13,7 +12,7 @@ from torch.autograd.graph import get_gradient_edge
 
 from hookscope.columns import Column, Columns
 from hookscope.display import Cells, Shown
-from hookscope.errors import HookscopeError, InputError, ModelError
+from hookscope.errors import ModelError
 from hookscope.gradients.autograd_flow import gradient_stops, in_graph, refuse_reentrant_checkpoints
 from hookscope.gradients.modify import Change
 from hookscope.hooks import (
@@ -43,6 +42,7 @@ from hookscope.hooks import (
     was_trained,
     was_updated,
 )
+from hookscope.models import takes_inputs
 from hookscope.scores import AnyLoss, LossLike, OwnLoss, Prediction, as_loss
 
 
@@ -198,6 +198,7 @@ class GradientReport(Shown):
 _SATURATING = ("Hardsigmoid", "Hardtanh", "LogSigmoid", "Sigmoid", "Softsign", "Tanh")
 
 
+@takes_inputs
 def layer_gradients(
     model: AnyModel,
     inputs: Any,
@@ -240,7 +241,6 @@ def layer_gradients(
     """
     model = module_of(model)
     loss = as_loss(loss)
-    inputs = inputs if isinstance(inputs, tuple) else (inputs,)
     check_hookable(model)
     if layers is None:
         layers = "all" if types else layers_with_weights(model)
@@ -248,7 +248,7 @@ def layer_gradients(
     updated = {name: was_updated(norm) for name, norm in norms.items()}
     with differentiable(model):
         record = _GradientRecord(model, layers, types or None)
-        with _missing_batch_axis_named(model, inputs), record.observer:
+        with record.observer:
             output = output_of(model, *passed_on(leaves_of(inputs)))
         value, targets = loss.of(output, type(model).__name__)
         if not value.requires_grad:
@@ -290,24 +290,6 @@ def select_parameters(report: GradientReport, model: nn.Module, layers: Layers) 
     names |= {layer.call.name for layer in report.layers}
     children = tuple(f"{name}." for name in names)
     return replace(report, parameters=tuple(p for p in report.parameters if "" in names or p.name.startswith(children)))
-
-
-@contextmanager
-def _missing_batch_axis_named(model: nn.Module, inputs: tuple[Any, ...]) -> Iterator[None]:
-    """Turn the error of a model on an image ``(3, H, W)`` into one that names the missing batch axis."""
-    try:
-        yield
-    except (HookscopeError, torch.OutOfMemoryError):
-        raise
-    except (RuntimeError, ValueError, IndexError, TypeError, AssertionError) as error:
-        first = [m.in_channels for m in model.modules() if isinstance(m, torch.nn.Conv2d)][:1]
-        single = [x for x in inputs if isinstance(x, torch.Tensor) and x.dim() == 3 and len(x) in (first or (1, 3))]
-        if not single:
-            raise
-        shape = tuple(single[0].shape)
-        asked = f"{type(model).__name__}: forward() failed on an image of {shape}: {' '.join(str(error).split())[:200]}"
-        batch = ", ".join(map(str, (1, *shape)))
-        raise InputError(asked, "it has no batch axis", f"give it as ({batch}): x[None]") from error
 
 
 def _without_gradient(model: nn.Module, inputs: Any, loss: AnyLoss, output: Any) -> ModelError:

@@ -11,7 +11,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from hookscope.errors import LayerError, UsageError, nearest
+from hookscope.errors import LayerError, UsageError, kind_of, nearest
 from hookscope.findings import listed
 from hookscope.hooks import (
     AnyModel,
@@ -261,10 +261,12 @@ class change_gradients:  # used like a function: `with change_gradients(...)`  #
     """
 
     def __init__(
-        self, model: AnyModel, changes: Mapping[Layers, GradientHook], types: Iterable[Any] | None = None
+        self, model: AnyModel, changes: Mapping[Any, GradientHook], types: Iterable[Any] | None = None
     ) -> None:
-        model = module_of(model)
-        self._model, self._changes, self._types = model, dict(changes), types
+        if not isinstance(changes, Mapping):
+            do = "give a dictionary such as {'layer3': ZeroGradient()}"
+            raise UsageError(f"changes must be a mapping, not {kind_of(changes)}", do=do)
+        self._model, self._changes, self._types = module_of(model), dict(changes), types
         self._stack = ExitStack()
         self._block: object | None = None  # a new object for each block, None outside a block
 

@@ -14,6 +14,7 @@ from typing import Any
 from weakref import ref
 
 import torch
+from PIL.Image import Image
 from torch import Tensor, nn
 
 from hookscope.display import Cells, Shown
@@ -59,6 +60,9 @@ class SaveOutput:
 
     def __init__(self) -> None:
         self.outputs: list[Any] = []
+
+    def __repr__(self) -> str:
+        return f"SaveOutput({counted(len(self.outputs), 'output')})"
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
         """Keep ``output``; in an autograd graph return a copy of it to the rest of the network."""
@@ -273,6 +277,15 @@ class Activations(CallMapping):
     def __init__(self, progress: PassProgress, names: Mapping[str, str]) -> None:
         super().__init__(progress, names)
         self.inputs, self.grad = CallMapping(progress, names), Gradients(progress, names)
+        self._modules: dict[str, ref[nn.Module]] = {}
+
+    def sheet(self, key: str | int, image: Any = None, net: Any = None, **options: Any) -> Image:
+        """The feature maps of a call as a picture with its name, as `hookscope.draw_sheet` draws them."""
+        import hookscope  # the public face: drawing stands above this package
+
+        value, name = self[key], self._find_name(key) if isinstance(key, str) else self._find_index(as_index(key))
+        module = self._modules[name]() if name in self._modules else None
+        return hookscope.draw_sheet(value, image, net, **{"title": name, "layer": module, **options})
 
     @property
     def did_not_run(self) -> tuple[str, ...]:
@@ -392,7 +405,7 @@ class capture:  # lower case: it reads like a function in a `with` statement
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> bool:
+    ) -> bool | None:  # bool alone tells type checkers that code after the block may not run
         self._drop_unwanted()
         progress = self._observer.progress
         compiled = getattr(sys.modules.get("torch._dynamo.utils"), "counters", {}).get("frames")
@@ -419,6 +432,7 @@ class capture:  # lower case: it reads like a function in a `with` statement
         else:
             own, kept, handed_on = self._reduced(module, args, kwargs, output)
         self._activations._add(call, kept)
+        self._activations._modules[call.key] = ref(module)
         if self._inputs:
             self._activations.inputs._add(call, self._observer.input)
         if self._gradients:

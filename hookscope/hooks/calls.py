@@ -131,7 +131,7 @@ def select_types(types: Iterable[Any]) -> tuple[str, ...]:
     """``types`` as class names, from names and classes, one or several."""
     if isinstance(types, (str, type)):
         types = (types,)
-    names = tuple(t.__name__ if isinstance(t, type) else str(t) for t in types)
+    names = tuple(t.__name__ if isinstance(t, type) else str(t) for t in types) if isinstance(types, Iterable) else ()
     if not names:
         raise SelectionError("no layer type given", do="name one, such as Conv2d, or `all`")
     return names

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import fnmatch
 import re
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hookscope.errors import LayerError, SelectionError, nearest
+from hookscope.errors import LayerError, SelectionError, kind_of, nearest
 from hookscope.hooks.calls import EVERY_OPERATION, MODEL, OPERATION, Call
 
 _MANY = 1 << 40  # calls: a range that is empty of so many is empty
@@ -95,7 +95,8 @@ def _parse_term(text: str) -> _Term:
         try:
             return _Names(text, frozenset(), re.compile(text[3:]))
         except re.error as error:
-            raise SelectionError(f"bad regular expression '{text[3:]}': {error}") from None
+            do = "mend it, or give a pattern such as layer4.*"
+            raise SelectionError(f"bad regular expression '{text[3:]}': {error}", do=do) from None
     name, hash_sign, call = text.partition("#")
     name = "" if name == MODEL else name
     if hash_sign and not call.isdecimal():
@@ -140,6 +141,9 @@ def _parse(layers: Any) -> Iterator[_Term]:
         yield from (_parse_term(term.strip()) for term in head.split(",") if term.strip())
         if rest:
             yield _parse_term(rest[1])
+    elif isinstance(layers, (bytes, Mapping, type)) or not isinstance(layers, Iterable):
+        do = "give a name, an index or a list of them, such as 'layer4.*'"
+        raise SelectionError(f"a selection of layers cannot be {kind_of(layers)}", do=do)
     else:
         for part in layers:
             yield from _parse(part if isinstance(part, Selection | _Term) else str(part))

@@ -12,7 +12,10 @@ from .find import (
 )
 from .reader import (
     MAX_BYTES as MAX_BYTES,
+    AnyImage as AnyImage,
     InputImage as InputImage,
+    as_picture as as_picture,
+    list_pictures as list_pictures,
     open_image as open_image,
     read_mask as read_mask,
     read_picture as read_picture,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import io
 import os
@@ -9,7 +10,7 @@ import re
 import stat
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, BinaryIO, TypeVar
@@ -18,11 +19,12 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import ExifTags, Image, ImageFile, ImageOps, UnidentifiedImageError
 
-from hookscope.errors import ImageError, UsageError, printable
+from hookscope.errors import ImageError, UsageError, kind_of, printable
 from hookscope.images.find import (
     FORMATS,
     PNG,
     ImageWarning,
+    find_pictures,
     foreign_kind,
     is_remote,
     picture_format,
@@ -144,6 +146,34 @@ def read_picture(
     return InputImage(decoded[0], name, hashlib.sha256(content).hexdigest(), tuple(dict.fromkeys(notes)), decoded)
 
 
+AnyImage = str | os.PathLike[str] | InputImage | Image.Image
+"""What a function takes as an image: a path, an image of Pillow, or an image with its origin."""
+
+
+def as_picture(image: Any, frames: int = 1) -> InputImage:
+    """An image as it is, an image of Pillow, or what `read_picture` reads; anything else is an ImageError."""
+    if isinstance(image, InputImage):
+        return image
+    if isinstance(image, Image.Image):
+        still = image.convert("RGB")
+        return InputImage(still, "", "", (), (still,))
+    return read_picture(image, frames=frames)
+
+
+def list_pictures(images: Any) -> list[Any]:
+    """One image or several as a list, with the pictures in folders and of globs; anything else is a UsageError."""
+    kinds = (str, os.PathLike, InputImage, Image.Image)
+    listed: list[Any] = []
+    for image in images if isinstance(images, Iterable) and not isinstance(images, kinds) else [images]:
+        if not isinstance(image, kinds):
+            do = "give paths, folders or images of Pillow, one or a list"
+            raise UsageError(f"expected images, got {kind_of(image)}", do=do)
+        path = os.fspath(image) if isinstance(image, str | os.PathLike) else ""
+        walked = path and (os.path.isdir(path) or (glob.has_magic(path) and not os.path.exists(path)))
+        listed += find_pictures([path]) if walked else [path or image]
+    return listed
+
+
 def open_image(source: str | os.PathLike[str] | bytes | BinaryIO) -> Image.Image:
     """The photograph in ``source`` as an upright RGB image on white; each note about it is an ``ImageWarning``.
 
@@ -188,6 +218,9 @@ def _name(source: Any) -> str:
     if hasattr(source, "read"):
         name = getattr(source, "name", None)
         return name if isinstance(name, str) else "<stream>"
+    if not isinstance(source, str | os.PathLike):
+        do = "give a path, or an image of Pillow where images are taken"
+        raise ImageError(f"expected an image, got {kind_of(source)}", do=do)
     return os.fsdecode(source)
 
 

@@ -59,7 +59,7 @@ class InspectedImage(Shown):
         return () if said else self.predictions
 
     def _cells(self) -> Cells:
-        answer = dict(self.classes[0].cells()) if self.classes else {}
+        answer = dict(self.classes[0]._cells()) if self.classes else {}
         if self.answer is not None and not answer:
             answer = {"answer": self.answer.words()}
         return {"image": self.name, **answer, "picture": Picture(partial(_seen_png, self), f"Grad-CAM of {self.name}")}

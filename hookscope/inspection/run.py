@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image
 from torch import Tensor, nn
 
 from hookscope.comparison import against_reference
@@ -45,7 +44,7 @@ from hookscope.hooks import (
     tensors_in,
     types_of,
 )
-from hookscope.images import InputImage, read_picture, warn_of_image
+from hookscope.images import AnyImage, InputImage, as_picture, list_pictures, warn_of_image
 from hookscope.inspection.answers import answer_of
 from hookscope.inspection.facts import (
     ImageMaps,
@@ -80,8 +79,6 @@ from hookscope.scores import (
 from hookscope.statistics import SavedStatistics, StatisticsCollector, StatisticsThresholds, find_problems
 from hookscope.tracing import trace
 
-GivenImage = str | os.PathLike[str] | InputImage | Image.Image
-
 _SHOWN = "top:5"
 _LAST_FEW = 16  # maps that are tried for the Grad-CAM of an image
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
@@ -89,7 +86,7 @@ _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
 def inspect(
     net: LoadedModel | nn.Module,
-    images: GivenImage | Iterable[GivenImage],
+    images: AnyImage | Iterable[AnyImage],
     layers: Layers | None = None,
     *,
     types: Iterable[Any] | None = None,
@@ -144,8 +141,8 @@ def inspect(
     loaded = as_loaded(net)
     names = loaded.categories if categories is None else tuple(categories)
     loaded = replace(loaded, categories=names)
-    given = [images] if isinstance(images, str | os.PathLike | InputImage | Image.Image) else images
-    input_images = list(_distinct([_read(image, loaded) for image in given], on_note))
+    frames = loaded.preprocess.frames
+    input_images = list(_distinct([as_picture(image, frames) for image in list_pictures(images)], on_note))
     if not input_images:
         raise UsageError("there is no image to inspect", do="give a file or a PIL image")
     wanted = Target.of(target)
@@ -157,15 +154,6 @@ def inspect(
     run.add_images(on_progress)
     begin("finding where to look")
     return run.inspection()
-
-
-def _read(image: GivenImage, net: LoadedModel) -> InputImage:
-    if isinstance(image, InputImage):
-        return image
-    if isinstance(image, Image.Image):
-        still = image.convert("RGB")
-        return InputImage(still, "", "", (), (still,))
-    return read_picture(image, frames=net.preprocess.frames)
 
 
 def _distinct(input_images: Sequence[InputImage], on_note: Callable[[str, str], None]) -> Iterator[InputImage]:

@@ -43,6 +43,7 @@ from hookscope.interventions.ablation_sites import (
 )
 from hookscope.interventions.base import Intervention, Site
 from hookscope.interventions.elementwise import Zero
+from hookscope.models import takes_inputs
 from hookscope.scores import (
     Prediction,
     Target,
@@ -331,12 +332,13 @@ class Ablation(Shown):
     skipped: tuple[str, ...]
 
     def _cells(self) -> Cells:
-        return {**self.prediction.cells(), "channels": len(self.channels), "skipped": ", ".join(self.skipped)}
+        return {**self.prediction._cells(), "channels": len(self.channels), "skipped": ", ".join(self.skipped)}
 
     def _rows(self) -> Sequence[ChannelWorth]:
         return self.channels
 
 
+@takes_inputs
 def ablate_each(
     model: AnyModel,
     inputs: Any,
@@ -395,7 +397,7 @@ def ablate_each(
     if batch_size is not None and batch_size < 1:
         raise UsageError(f"batch size {batch_size}", do="give a batch size from 1")
     asked.check(categories)
-    passes = Passes(model, inputs if isinstance(inputs, tuple) else (inputs,), seed)
+    passes = Passes(model, inputs, seed)
     with_all = baseline(passes, layers, types)
     [prediction] = predictions(one_picture(with_all.scores), categories, asked)
     check_finite_score(prediction)

@@ -31,6 +31,7 @@ from hookscope.hooks import (
     tensors_in,
 )
 from hookscope.interventions.context import Changes, intervene, pairs_of
+from hookscope.models import takes_inputs
 from hookscope.scores import Target, check_categories, class_label, class_scores, one_picture, probabilities
 
 _BEST = Target("top:5")
@@ -160,6 +161,7 @@ class Effect(Shown):
         return self.layers
 
 
+@takes_inputs
 def intervention_effect(
     model: AnyModel,
     inputs: tuple[Any, ...],

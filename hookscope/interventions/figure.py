@@ -44,10 +44,10 @@ from hookscope.drawing import (
     short_label,
     write_at,
 )
-from hookscope.errors import HookscopeError, NoMapError, UsageError
+from hookscope.errors import HookscopeError, NoMapError, UsageError, one_of
 from hookscope.findings import counted
-from hookscope.hooks import InputSize, maps_or_vectors, shape_of
-from hookscope.images import InputImage
+from hookscope.hooks import InputSize, maps_or_vectors, module_of, shape_of
+from hookscope.images import AnyImage, InputImage, as_picture
 from hookscope.interventions.ablation import Ablation, ChannelWorth
 from hookscope.interventions.effect import Effect, MovedLayer
 from hookscope.models import LoadedModel
@@ -63,7 +63,7 @@ _WINS = "then best: "
 
 def draw_ablation(
     ablation: Ablation,
-    photograph: Image.Image | InputImage | None = None,
+    photograph: AnyImage | None = None,
     net: LoadedModel | nn.Module | None = None,
     *,
     top: int = 20,
@@ -77,6 +77,7 @@ def draw_ablation(
     """
     if top < 1:
         raise UsageError(f"{top} bars", do="give a number from 1")
+    photograph = None if photograph is None else as_picture(photograph)
     shown = ablation.channels[: min(top, _MOST_BARS)]
     prediction = ablation.prediction
     name = f"{prediction.label} ({prediction.index})" if prediction.label else f"class {prediction.index}"
@@ -115,7 +116,7 @@ def _pictures(
     signed = any(bool(values.min() < 0) for _, values in maps)
     cmap, ground = cmap or (_TWO_COLOURS if signed else "inferno"), LIGHT if signed else PALE
     ends = (" (blue)", " (red)") if cmap == _TWO_COLOURS else ("", "")
-    name = os.path.basename(photograph.name) if isinstance(photograph, InputImage) else "photograph"
+    name = os.path.basename(getattr(photograph, "name", "")) or "photograph"
     cells = [(draw_heat(picture, None, _PIXELS, cmap), (name, ""))]
     for label, values in maps:
         top = float(np.abs(values).max())
@@ -187,7 +188,7 @@ class _EffectBand:
 
 def draw_effect(
     effect: Effect,
-    photograph: Image.Image | InputImage | None = None,
+    photograph: AnyImage | None = None,
     net: LoadedModel | nn.Module | None = None,
     *,
     interventions: Sequence[str] = (),
@@ -224,8 +225,10 @@ def draw_effect(
         >>> draw_effect(effect, net=net).mode
         'P'
     """
+    effect = one_of(Effect, effect, "intervention_effect")
+    photograph = None if photograph is None else as_picture(photograph)
     drawable = [layer for layer in effect.layers if layer.before is not None or layer.after is not None]
-    model = net.model if isinstance(net, LoadedModel) else net
+    model = None if net is None else module_of(net)
     modules = dict(model.named_modules(remove_duplicate=False)) if model is not None else {}
     origin, shown = Origin.of(net, photograph), None
     if photograph is not None and isinstance(net, LoadedModel):

@@ -13,6 +13,7 @@ from .choices import (
     parse_resize as parse_resize,
 )
 from .factories import find_in_source as find_in_source
+from .given import given_inputs as given_inputs, takes_inputs as takes_inputs
 from .load import (
     load_model as load_model,
     parse_dtype as parse_dtype,
@@ -22,6 +23,7 @@ from .loaded import (
     LoadedModel as LoadedModel,
     as_batch as as_batch,
     as_loaded as as_loaded,
+    as_size as as_size,
     check_size as check_size,
     dtype_name as dtype_name,
     example_inputs as example_inputs,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import replace
 from typing import Any
@@ -12,14 +13,14 @@ from hookscope.errors import ModelError, UsageError
 from hookscope.findings import listed
 from hookscope.models.choices import AUTOCAST, DTYPES, PreprocessChoice, autocast_dtypes
 from hookscope.models.factories import find_in_source, preprocess_of, return_only
-from hookscope.models.loaded import LoadedModel, check_size, dtype_name
+from hookscope.models.loaded import LoadedModel, as_size, check_size, dtype_name
 from hookscope.models.model_source import ModelSource, Progress, WeightsChoice, WeightsKind
 from hookscope.models.run import quiet_and_seeded
 from hookscope.models.sources import find_source
 
 
 def load_model(
-    model: str | ModelSource,
+    model: str | os.PathLike[str] | ModelSource,
     weights: Any = "auto",
     seed: int = 0,
     device: str = "auto",
@@ -70,11 +71,13 @@ def load_model(
         >>> net.weights, net.family, net.preprocess.describe()
         ('random (seed 1)', 'classification', 'resize 256, crop 224, ImageNet mean and std')
     """
+    model = os.fspath(model) if isinstance(model, os.PathLike) else model
     if not isinstance(model, str | ModelSource):
         do = "give a module to capture() or list_layers(), which need no loading"
         raise UsageError(f"model must be a name, not {type(model).__name__}", do=do)
     choice = WeightsChoice.parse(weights)
     chosen = PreprocessChoice.parse(preprocess, mean, std, range, resize)
+    input_size = None if input_size is None else tuple(as_size(input_size))
     chosen.check(input_size)
     source = find_source(model)
     where = "cpu" if source.cpu_only and device == "auto" else pick_device(device)
@@ -113,6 +116,7 @@ def _with_function(choice: PreprocessChoice) -> PreprocessChoice:
 def pick_device(device: str) -> str:
     """``device`` in torch's spelling; ``auto`` is the fastest that this machine has."""
     have = ["cpu"] + ["cuda"] * torch.cuda.is_available() + ["mps"] * torch.backends.mps.is_available()
+    device = str(device)
     if device == "auto":
         return have[-1]
     match = re.fullmatch(r"(cpu|cuda|mps)(?::([0-9]{1,3}))?", device)

@@ -16,7 +16,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from hookscope.display import Cells, Shown
-from hookscope.errors import InputError, UsageError
+from hookscope.errors import InputError, UsageError, kind_of
 from hookscope.hooks import AnyModel, module_of
 from hookscope.images import InputImage
 from hookscope.models.metadata import WeightsMetadata
@@ -127,6 +127,15 @@ def as_batch(family: str, pictures: Sequence[Tensor]) -> tuple[Any, ...]:
     return (stacked, stacked) if family == "optical_flow" else (stacked,)
 
 
+def as_size(size: Any) -> list[int]:
+    """A size as whole numbers of at least 1; one number is a square."""
+    sides = [size, size] if isinstance(size, int) else list(size) if isinstance(size, Sequence) else []
+    if not sides or not all(isinstance(side, int) and side > 0 for side in sides):
+        words = size if isinstance(size, str | int | tuple | list) else kind_of(size)
+        raise UsageError(f"bad input size {words}", do="give (H, W) or a full shape, such as (224, 224)")
+    return sides
+
+
 def example_inputs(model: nn.Module, input_size: Sequence[int], channels: int | None = None) -> tuple[Any, ...]:
     """Zeros in the shape that the family of ``model`` takes, with the model's dtype and device.
 
@@ -134,9 +143,7 @@ def example_inputs(model: nn.Module, input_size: Sequence[int], channels: int | 
     channels. ``channels`` are a picture's, by default 1 or 3; a volume has as many as the first convolution
     takes.
     """
-    size = [int(n) for n in ((input_size, input_size) if isinstance(input_size, int) else input_size)]
-    if not size or min(size) < 1:
-        raise UsageError(f"bad input size {tuple(input_size)}", do="give (H, W) or a full shape")
+    size = as_size(input_size)
     first = next((parameter for parameter in model.parameters() if parameter.is_floating_point()), torch.empty(0))
     zeros = partial(torch.zeros, dtype=first.dtype, device="cpu" if first.is_meta else first.device)
     family = family_of(model)
@@ -205,6 +212,10 @@ class LoadedModel(Shown):
             "device": self.device,
             "notes": "; ".join(self.notes),
         }
+
+    def __call__(self, *inputs: Any) -> Any:
+        """What the module returns."""
+        return self.model(*inputs)
 
     @classmethod
     def of(

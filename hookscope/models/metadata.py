@@ -19,6 +19,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from hookscope.display import Rows
 from hookscope.errors import ModelError, SelectionError, WeightsError, nearest
 from hookscope.findings import counted
 from hookscope.models.names import BUNDLED, LITE_PARAMETERS, BundledModel, lite_names, package_versions, weights_path
@@ -230,7 +231,7 @@ def catalogue() -> tuple[ModelInfo, ...]:
     return tuple(sorted(models, key=lambda model: model.name))
 
 
-def find_models(pattern: str | None = None) -> tuple[ModelInfo, ...]:
+def find_models(pattern: str | None = None) -> Rows[ModelInfo]:
     """The models of torchvision and the bundled models whose names match ``pattern``; all models without a pattern.
 
     Args:
@@ -246,10 +247,10 @@ def find_models(pattern: str | None = None) -> tuple[ModelInfo, ...]:
         ['resnet101', 'resnet152', 'resnet18']
     """
     if pattern is None:
-        return catalogue()
+        return Rows(catalogue())
     matches = _matcher(pattern)  # first: a bad pattern fails at once
     models = catalogue()
-    matching = tuple(model for model in models if matches(model.name))
+    matching = Rows(model for model in models if matches(model.name))
     if not matching:
         name = re.sub(r"^re:|\[.*?\]|[^\w]", "", pattern)
         exists = nearest(name, [model.name for model in models]) or f"there are {len(models)} models"

@@ -11,6 +11,7 @@ from PIL import Image
 from torch import Tensor
 from torchvision.transforms import functional as F
 
+from hookscope.display import Cells, Shown
 from hookscope.errors import InputError, UsageError, is_out_of_memory
 from hookscope.findings import counted
 from hookscope.models.choices import PreprocessChoice
@@ -19,8 +20,8 @@ from hookscope.models.transforms import Normalisation, OwnTransforms, Resize, Tr
 _USUAL = {"imagenet": imagenet_transforms(), "half": imagenet_transforms(mean=(0.5,), std=(0.5,))}
 
 
-@dataclass(frozen=True)
-class Preprocess:
+@dataclass(frozen=True, repr=False)
+class Preprocess(Shown):
     """Turns a photograph into an input tensor ``(3, H, W)``, and a clip into ``(3, T, H, W)``.
 
     Attributes:
@@ -255,6 +256,9 @@ class Preprocess:
             (144.0, 16.0, 368.0, 240.0)
         """
         return self.transforms.resize.visible_box(height, width)
+
+    def _cells(self) -> Cells:
+        return {"steps": self.describe(), "input": self.input_shape}
 
     def describe(self) -> str:
         """One line such as ``resize 256, crop 224, ImageNet mean and std``; numbers are exact."""

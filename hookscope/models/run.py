@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.func import functional_call
 from torch.overrides import TorchFunctionMode
 
@@ -63,6 +63,8 @@ _CAUSES = {
     ),
     r"cannot be multiplied \(\d+x(?P<got>\d+) and (?P<takes>\d+)x\d+\)": "takes {takes} features and got {got}",
     r"\"(?P<takes>[^\"]+)\" not implemented for '(?P<got>\w+)'": "has no {takes} for {got} on this device",
+    r"Input type \((?P<got>.+?)\) and (?:bias|weight) type \((?P<takes>.+?)\) should be": "takes {takes} and got {got}",
+    r"expected m1 and m2 to have the same dtype, but got: (?P<got>.+) != (?P<takes>.+)": "takes {takes} and got {got}",
     r"Kernel size can't be greater|Output size is too small": "needs a larger input",
     r"more than 1 value per channel when training": "needs several values to normalise a batch and got one",
 }
@@ -104,10 +106,16 @@ def forward_error(model: str, inputs: Any, error: Exception) -> InputError:
     advice = ["try another ‹input_size|--input-size›"] if about_size else []
     if "several values" in cause:
         advice = ["give a larger batch"]
+    if re.search("type .* should be|same (dtype|device)", str(error)):
+        advice = ["give the image as the weights are: ‹x.to(next(model.parameters()))|let preprocess return that type›"]
+    if any(isinstance(value, list) for value in inputs) and isinstance(error, TypeError):
+        advice = ["give a tensor, not a list: torch.stack makes one of several"]
     if "channels" in cause:
         advice = [
             "give ‹preprocess=function|--preprocess file.py:function›, which makes that many channels of a picture"
         ]
+    if isinstance(inputs, tuple) and any(isinstance(value, Tensor) and value.dim() == 3 for value in inputs):
+        advice = ["x[None] adds a batch axis"]
     if ":" in model and not model.startswith("timm:"):  # only the file of a factory can say what its model takes
         advice += ["set input_size, preprocess or model_inputs next to its factory"] if about_input else []
     return InputError(f"{model}: {asked}", ", or ".join(advice), _all_of_it(error))

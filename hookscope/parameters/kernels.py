@@ -35,7 +35,7 @@ from hookscope.drawing import (
     with_provenance,
 )
 from hookscope.errors import LayerError, spelled
-from hookscope.hooks import Layers, one_thread
+from hookscope.hooks import Layers, module_of, one_thread
 from hookscope.models import LoadedModel, is_random, package_versions
 from hookscope.parameters.statistics import filter_norms, filters_of, is_convolution, layer_tensor, layers_named
 
@@ -112,9 +112,8 @@ def draw_kernels(
     else:
         choice = ChannelChoice.numbered(channels)
     style = Style(columns, cell, cmap)
-    if isinstance(model, LoadedModel):
-        return kernel_sheet(model.model, layers, choice, style, model.name, model.weights).image
-    return kernel_sheet(model, layers, choice, style).image
+    about = (model.name, model.weights) if isinstance(model, LoadedModel) else ()
+    return kernel_sheet(module_of(model), layers, choice, style, *about).image
 
 
 def kernel_sheet(

@@ -18,6 +18,7 @@ from hookscope.models import (
     ModelSource,
     as_batch,
     as_loaded,
+    as_size,
     check_size,
     example_inputs,
     family_of,
@@ -99,7 +100,7 @@ class Subject:
     @classmethod
     def of(cls, net: str | ModelSource | LoadedModel | nn.Module, size: Sequence[int] | None) -> Subject:
         """The subject for a MODEL argument or a model, and the input size, by default the model's."""
-        wanted = None if size is None else tuple(int(side) for side in size)
+        wanted = None if size is None else tuple(as_size(size))
         if isinstance(net, str | ModelSource):
             source = find_source(net)
             if (skeleton := source.skeleton()) is not None:

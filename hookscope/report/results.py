@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from hookscope.comparison import CkaMatrix, Comparison, differences_plot, matrix_plot
 from hookscope.drawing import Chart, ChartAxis, Curve, RowPlot, draw_rows
-from hookscope.errors import InputError, UsageError
+from hookscope.errors import InputError, UsageError, kind_of
 from hookscope.exemplars import LayerExemplars
 from hookscope.findings import Finding
 from hookscope.gradients import (
@@ -46,6 +46,7 @@ from hookscope.statistics import (
     STATISTICS,
     LayerStatistics,
     RunningStatistics,
+    StatisticsCollector,
     diagnose as statistics_findings,
     in_intervals,
     statistics_plot,
@@ -252,7 +253,7 @@ def diagnose(result: Any, **options: Any) -> list[Any]:
     """The findings on a result, the most severe first. Each has a name, a severity, a layer and its evidence.
 
     Args:
-        result: The ``totals`` of a `StatisticsCollector`; what `parameter_statistics` or `layer_gradients` returns; the
+        result: A `StatisticsCollector` or its ``totals``; what `parameter_statistics` or `layer_gradients` returns; the
             path of a log, or what `read_runs` returns, whose last run is taken.
         options: ``thresholds``; ``stops``, ``anomaly`` and ``looked_for_anomaly`` of gradients.
 
@@ -322,6 +323,7 @@ def write_page(result: Any, path: StrPath, **options: Any) -> None:
 
 
 def _for_kind(draws: Mapping[type, Callable[..., Any]], noun: str, result: Any, options: Mapping[str, Any]) -> Any:
+    result = result.totals if isinstance(result, StatisticsCollector) else result
     if isinstance(result, RunningStatistics) and RunningStatistics not in draws:
         options = {"findings": statistics_findings(result), **options}
         result = result.statistics()
@@ -333,7 +335,8 @@ def _for_kind(draws: Mapping[type, Callable[..., Any]], noun: str, result: Any, 
     draw = next((draws[kind] for kind in type(first).__mro__ if kind in draws), None)
     if draw is None:
         raise UsageError(
-            f"there is no {noun} of {type(first).__name__}",
+            f"there is no {noun} of {kind_of(first)}",
             f"there is one of {', '.join(kind.__name__ for kind in draws)}",
+            "give what the function that measures returns",
         )
     return draw(result, **options)

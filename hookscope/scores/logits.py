@@ -5,18 +5,19 @@ from __future__ import annotations
 import math
 import re
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from hookscope.display import Cells
+from hookscope.display import Cells, Rows, Shown
 from hookscope.errors import CategoriesError, InputError, ModelError, OutputNote, UsageError, spelled
 from hookscope.findings import counted, listed
-from hookscope.hooks import ending_of, output_of, shape_of, tensors_in
-from hookscope.models import LoadedModel, detections_in, model_errors_as_input_errors
+from hookscope.hooks import AnyModel, ending_of, output_of, shape_of, tensors_in
+from hookscope.images import as_picture, list_pictures
+from hookscope.models import as_loaded, detections_in, model_errors_as_input_errors
 from hookscope.scores.target import ClassNames, Target, class_label
 
 _SEEN = 0.02  # of the best probability
@@ -36,7 +37,7 @@ _INSTEAD = (
 
 
 @dataclass(frozen=True, slots=True)
-class Score:
+class Score(Shown):
     """A number that a model gives an image, which a map explains: mostly the score of one class.
 
     Attributes:
@@ -47,6 +48,7 @@ class Score:
         best: The probability of the best class.
         target: What it is the score of where that is not just a class, such as ``box 0``; else empty.
         box: ``(left, top, right, bottom)`` of a detected box, or around a region, in pixels of the network's input.
+        image: The image, where `predict` says it.
     """
 
     index: int | None
@@ -56,12 +58,13 @@ class Score:
     best: float = field(default=0.0, compare=False, repr=False)
     target: str = field(default="", kw_only=True)
     box: tuple[float, float, float, float] | None = field(default=None, kw_only=True)
+    image: str = field(default="", compare=False, repr=False, kw_only=True)
 
-    def cells(self) -> Cells:
+    def _cells(self) -> Cells:
         """What tables show of it."""
-        target = {"target": self.target} if self.target else {}
+        named = {name: text for name in ("image", "target") if (text := getattr(self, name))}
         which = self.label if self.label or self.index is None else self.index
-        return {**target, "class": which, "score": self.score, "probability": self.probability}
+        return {**named, "class": which, "score": self.score, "probability": self.probability}
 
     @property
     def name(self) -> str:
@@ -298,22 +301,38 @@ def check_finite_score(score: Score) -> None:
         raise InputError(asked, do=FIND_NON_FINITE)
 
 
-def predict(
-    net: LoadedModel, pictures: Iterable[Tensor], target: Target | None = None, categories: ClassNames = None
-) -> list[Prediction]:
-    """The scores that ``net`` gives to the classes of ``target`` (default ``top:5``) for one prepared picture or clip.
+def predict(net: AnyModel, images: Any, target: Any = "top:5", categories: ClassNames = None) -> Rows[Prediction]:
+    """The classes that a model gives to images, of each image the highest score first.
+
+    Args:
+        net: What `load_model` returns, or any eager module with a score for each class.
+        images: Paths, folders or images of Pillow, one or several; or prepared tensors ``(3, H, W)``.
+        target: Which classes: ``top:K``, numbers or names.
+        categories: Names of the classes, by default the model's.
 
     Raises:
         ModelError: the model has no score for each class: detection, optical flow.
         TargetError: no such class.
         CategoriesError: the number of names differs from the number of classes.
-        InputError: the model refuses the picture.
+        ImageError: an image cannot be read.
+        InputError: the model refuses an image.
+
+    Example:
+        >>> import hookscope
+        >>> rows = hookscope.predict(hookscope.load_model("shapes"), "samples/shapes/star.png", "top:2")
+        >>> [(row.label, round(row.probability, 3)) for row in rows]
+        [('star', 0.954), ('triangle', 0.006)]
     """
-    check_family(net.family, net.name)
-    names = net.categories if categories is None else categories
-    if target is not None:
-        target.check(names)
-    prepared = list(pictures)
-    with model_errors_as_input_errors(net.name, prepared), torch.no_grad():
-        scores = class_scores(output_of(net.model, *net.inputs(*prepared)), type(net.model).__name__)
-    return predictions(one_picture(scores), names, target)
+    loaded, wanted, rows = as_loaded(net), Target.of(target), Rows[Prediction]()
+    check_family(loaded.family, loaded.name)
+    names = loaded.categories if categories is None else categories
+    wanted.check(names)
+    images = images[None] if isinstance(images, Tensor) and images.dim() == 3 else images
+    for at, image in enumerate(images if tensors_in(images) else list_pictures(images)):
+        picture = None if isinstance(image, Tensor) else as_picture(image, loaded.preprocess.frames)
+        inputs = loaded.inputs(image if picture is None else loaded.prepare(picture))
+        with model_errors_as_input_errors(loaded.name, inputs), torch.no_grad():
+            scores = class_scores(output_of(loaded.model, *inputs), type(loaded.model).__name__)
+        name = (picture and picture.name) or str(at)
+        rows += [replace(row, image=name) for row in predictions(one_picture(scores), names, wanted)]
+    return rows

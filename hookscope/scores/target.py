@@ -11,7 +11,7 @@ from operator import index as as_index
 from typing import TYPE_CHECKING, Any
 
 from hookscope import images
-from hookscope.errors import CategoriesError, InputError, TargetError, UsageError, nearest
+from hookscope.errors import CategoriesError, InputError, TargetError, UsageError, kind_of, nearest
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -45,15 +45,18 @@ class Target:
 
     @classmethod
     def of(cls, target: Any) -> Target:
-        """A target from a text or an index: an integer, or a tensor or array that holds one."""
+        """A target from a text, an index (an integer, or a tensor or array that holds one), or a list of them."""
         if isinstance(target, Target):
             return target
         if isinstance(target, str):
             return cls(target)
+        if isinstance(target, (list, tuple)) and target:
+            return cls(",".join(str(cls.of(part)) for part in target))
         try:
             return cls(str(as_index(target)))
         except TypeError:
-            raise UsageError(f"target must be an index, a name or top:K, not {type(target).__name__}") from None
+            asked, do = f"a target cannot be {kind_of(target)}", "give a class number, a class name or top:K"
+            raise UsageError(asked, do=do) from None
 
     def __str__(self) -> str:
         return self.text

@@ -13,7 +13,9 @@ from weakref import ref
 
 from torch import Tensor, nn
 
+from hookscope.display import Cells, Rows, Shown
 from hookscope.errors import InputError
+from hookscope.findings import Finding
 from hookscope.hooks import (
     ACTIVATION_FUNCTIONS,
     EVERY_OPERATION,
@@ -41,6 +43,8 @@ from hookscope.hooks import (
     tensors_in,
 )
 from hookscope.statistics.accumulator import LayerAccumulator, bounds_of, has_fixed_channels, rotations_of
+from hookscope.statistics.facts import LayerStatistics
+from hookscope.statistics.findings import StatisticsThresholds, diagnose
 from hookscope.statistics.moments import ChannelMoments
 from hookscope.statistics.ranges import ANSWERS, INPUT_CALL, READ, CallRange, held_by
 from hookscope.statistics.totals import BATCH_NORMS, BatchNormAccumulator, Coverage, RunningStatistics
@@ -49,7 +53,7 @@ MOST_CHANNELS_FOR_RANK = 2048
 """A wider layer gets no effective rank: its covariance would take 130 MB, and its eigenvalues minutes."""
 
 
-class StatisticsCollector:
+class StatisticsCollector(Shown):
     """Statistics of every selected layer call over all forward passes of ``model`` inside the ``with`` block.
 
     Memory does not grow with the number of images. An output is measured in the hook of its layer, before a later
@@ -116,6 +120,20 @@ class StatisticsCollector:
         self._modes: Any = None
         self._counting = HookHandles()
         self._stack = ExitStack()
+
+    def _cells(self) -> Cells:
+        return {"model": type(self.model).__name__, **self.totals._cells()}
+
+    def _rows(self) -> Sequence[LayerStatistics]:
+        return self.table()
+
+    def table(self) -> Rows[LayerStatistics]:
+        """A row for each measured call, as ``totals.statistics()`` returns them."""
+        return self.totals.statistics()
+
+    def findings(self, thresholds: StatisticsThresholds | None = None) -> list[Finding]:
+        """What somebody should look at, as `diagnose` finds it."""
+        return diagnose(self.totals, thresholds)
 
     def name_images(self, names: Sequence[str]) -> None:
         """Set the names of the images of the next pass; the default names are numbers."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any, Self, TypeVar
@@ -12,7 +12,7 @@ from typing import Any, Self, TypeVar
 import numpy as np
 from torch import Tensor
 
-from hookscope.display import Rows
+from hookscope.display import Cells, Rows, Shown
 from hookscope.errors import InputError
 from hookscope.findings import counted, listed
 from hookscope.hooks import Call, as_float, was_trained, was_updated
@@ -146,8 +146,8 @@ class Coverage:
 _Part = TypeVar("_Part", LayerAccumulator, BatchNormAccumulator, CallRange)
 
 
-@dataclass
-class RunningStatistics:
+@dataclass(repr=False)
+class RunningStatistics(Shown):
     """Accumulators of layer calls and BatchNorms, in order of execution, over ``images`` images.
 
     Attributes:
@@ -182,7 +182,13 @@ class RunningStatistics:
     ranges: dict[str, CallRange] = field(default_factory=dict)
     held: dict[str, Any] = field(default_factory=dict)
 
-    def statistics(self, duplicate_correlation: float = 0.9999) -> list[LayerStatistics]:
+    def _cells(self) -> Cells:
+        return {"images": self.images, "calls": len(self.layers)}
+
+    def _rows(self) -> Sequence[LayerStatistics]:
+        return self.statistics()
+
+    def statistics(self, duplicate_correlation: float = 0.9999) -> Rows[LayerStatistics]:
         """Statistics of each call so far, in order of execution.
 
         Args:

@@ -12,10 +12,10 @@ from html import escape
 from itertools import pairwise
 
 from hookscope.display import engineering, text_width
-from hookscope.errors import UsageError, printable
+from hookscope.errors import UsageError, one_of, printable
 from hookscope.hooks import MODEL
 from hookscope.structure.graph import GraphNode, NetworkGraph
-from hookscope.system import check_writable, write_atomically
+from hookscope.system import StrPath, check_writable, write_atomically
 
 _SWEEPS = 12
 _APART, _BELOW = 26, 38  # between nodes of a rank, and between ranks
@@ -208,7 +208,7 @@ def draw_graph(
         >>> draw_graph(layer_graph(nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU()), (9, 9)))[:4]
         '<svg'
     """
-    marks, links = marks or {}, links or {}
+    graph, marks, links = one_of(NetworkGraph, graph, "layer_graph"), marks or {}, links or {}
     texts = [_texts(node) for node in graph.nodes]
     sizes = [_size(node, *text) for node, text in zip(graph.nodes, texts, strict=True)]
     layout = lay_out(sizes, [(edge.source, edge.target) for edge in graph.edges])
@@ -399,7 +399,7 @@ def check_graph_file(path: str) -> None:
     check_writable(path)
 
 
-def write_graph(graph: NetworkGraph, path: str, title: str = "") -> None:
+def write_graph(graph: NetworkGraph, path: StrPath, title: str = "") -> None:
     """Write the picture of a graph as ``.svg`` or ``.png``, or its text for Graphviz as ``.dot``.
 
     Args:
@@ -421,6 +421,7 @@ def write_graph(graph: NetworkGraph, path: str, title: str = "") -> None:
         ...     os.path.getsize(path) > 1000
         True
     """
+    path, graph = os.fspath(path), one_of(NetworkGraph, graph, "layer_graph")
     check_graph_file(path)
     suffix = os.path.splitext(path)[1].lower()
     if suffix == ".png":

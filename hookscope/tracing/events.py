@@ -34,6 +34,7 @@ from hookscope.hooks import (
     passed_on,
     tensors_in,
 )
+from hookscope.models import takes_inputs
 from hookscope.scores import AnyLoss, Loss, LossLike, Prediction, as_loss
 
 
@@ -184,6 +185,7 @@ class PassRecord(Shown):
         return tuple(record.call for record in self.calls if record.differentiated is None)
 
 
+@takes_inputs
 def trace_events(
     model: AnyModel,
     inputs: Any,
@@ -230,7 +232,6 @@ def trace_events(
     """
     model = module_of(model)
     chosen = None if loss is None else as_loss(loss)
-    inputs = inputs if isinstance(inputs, tuple) else (inputs,)
     with ExitStack() as stack:
         stack.enter_context(differentiable(model))
         if not backward:

@@ -35,6 +35,7 @@ from hookscope.hooks import (
     tensors_in,
     word_of,
 )
+from hookscope.models import takes_inputs
 from hookscope.tracing.events import Facts, facts_of
 
 
@@ -116,6 +117,7 @@ class NonFiniteReport(Shown):
         return next((call for call in self.made if not call.deliberate), next(iter(self.made), None))
 
 
+@takes_inputs
 def find_non_finite(model: AnyModel, inputs: Any) -> NonFiniteReport:
     """Run ``model`` once, and find the calls that make NaN or Inf, apart from those that pass it on.
 
@@ -140,7 +142,7 @@ def find_non_finite(model: AnyModel, inputs: Any) -> NonFiniteReport:
     """
     model = module_of(model)
     check_hookable(model)
-    inputs = map_tensors(inputs if isinstance(inputs, tuple) else (inputs,), lambda tensor: tensor.detach().clone())
+    inputs = map_tensors(inputs, lambda tensor: tensor.detach().clone())
     search, output, error = _PassSearch(model, inputs), None, ""
     with differentiable(model), torch.no_grad():
         try:

@@ -28,7 +28,15 @@ from hookscope.hooks import (
     random_states_kept,
     types_of,
 )
-from hookscope.models import LoadedModel, example_inputs, first_channels, meta_forward, model_errors_as_input_errors
+from hookscope.models import (
+    LoadedModel,
+    as_size,
+    example_inputs,
+    first_channels,
+    given_inputs,
+    meta_forward,
+    model_errors_as_input_errors,
+)
 from hookscope.tracing.call_recorder import CallRecorder
 from hookscope.tracing.facts import LayerCall, LayerTotals, Trace, rows_of_type, totals_of_type
 
@@ -267,10 +275,11 @@ def trace_at(
     """The trace of one pass; ``input_size`` and ``inputs`` are as in `list_layers`, the options as in `trace`."""
     if input_size is None and isinstance(model, LoadedModel):
         picture = torch.zeros(model.preprocess.input_shape, dtype=model.preprocess.dtype, device=model.device)
-        inputs = inputs or model.inputs(picture)
-    model, input_size = module_of(model), input_size or (224, 224)
+        inputs = model.inputs(picture) if inputs is None else inputs
     if inputs is not None:
-        return trace(model, inputs, **options)
+        given = inputs if isinstance(inputs, Mapping) else given_inputs(model, inputs)
+        return trace(module_of(model), given, **options)
+    model, input_size = module_of(model), (224, 224) if input_size is None else as_size(input_size)
     counts = dict.fromkeys([None, first_channels(model)]) if len(input_size) == 2 else [None]
     return first_accepted(model, (example_inputs(model, input_size, channels) for channels in counts), **options)
 

@@ -9,7 +9,6 @@ from types import TracebackType
 from typing import Any, Self
 
 import torch
-from torch import nn
 from torch.optim import Optimizer
 
 from hookscope import statistics  # loaded for a reference alone, see there
@@ -155,8 +154,6 @@ class Monitor(RunProgress):
             raise UsageError(f"cannot stop on '{stop_on}'", nearest(str(stop_on), _STOPS), "give non-finite")
         if optimizer is not None and not isinstance(optimizer, Optimizer):
             raise UsageError(f"optimizer must be a torch.optim.Optimizer, not {type(optimizer).__name__}")
-        if model is not None and not isinstance(model, nn.Module):
-            raise ModelError(f"model must be an nn.Module, not {type(model).__name__}")
         if isinstance(model, torch.jit.ScriptModule):
             raise ModelError("the model is scripted or traced: hooks do not fire in it", do="pass the eager model")
         self._model, self._optimizer, self._every, self._stop_on = model, optimizer, every, stop_on

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -30,6 +30,7 @@ from hookscope.hooks import (
     same_bits,
     tensors_in,
 )
+from hookscope.images import as_picture, list_pictures
 from hookscope.models import as_loaded
 from hookscope.tracing import Trace, rows_of_type, trace
 from hookscope.verification.paired_passes import (
@@ -110,9 +111,7 @@ class CheckComparison:
         return Check(self.name, False, self.compared, self.largest, self.offences[0], "; ".join([note, *self.notes]))
 
 
-def verify(
-    net: AnyModel, pictures: Sequence[Tensor], layers: Layers = "all", types: Iterable[Any] | None = None
-) -> Iterator[Check]:
+def verify(net: AnyModel, pictures: Any, layers: Layers = "all", types: Iterable[Any] | None = None) -> Iterator[Check]:
     """Check what hookscope reports about ``net`` against independent judges; yields each `Check` once it is known.
 
     1. ``feature-extractor``: captured outputs equal the outputs of torchvision's feature extractor, one node at a time.
@@ -125,7 +124,7 @@ def verify(
 
     Args:
         net: What `load_model` returned.
-        pictures: Prepared pictures ``(3, H, W)``, as ``net.prepare`` makes them: one, or two for optical flow.
+        pictures: Images: one, or two for optical flow; prepared, ``(3, H, W)``, or files and images of Pillow.
         layers: A selection, see `Selection`.
         types: Class names that indices and ``all`` count. None for Conv2d (Conv3d in models of clips); ``all`` then
             means every layer without children or with own parameters.
@@ -142,9 +141,12 @@ def verify(
         [('feature-extractor', True), ('re-computation', True)]
     """
     net = as_loaded(net)
+    given = [pictures] if isinstance(pictures, Tensor) and pictures.dim() == 3 else pictures
+    given = given if isinstance(given, Tensor) or tensors_in(given) else list_pictures(given)
+    prepared = [item if isinstance(item, Tensor) else net.prepare(as_picture(item)) for item in given]
     net_tolerance = 0.0 if net.device == "cpu" else TOLERANCE
     with _quiet_pass():
-        passes = PairedPasses(net, list(pictures), Selection.of(layers), None if types is None else tuple(types))
+        passes = PairedPasses(net, prepared, Selection.of(layers), None if types is None else tuple(types))
     check, edges = _feature_extractor(passes, net_tolerance)
     yield check
     yield _recomputation(passes, net_tolerance)

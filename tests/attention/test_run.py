@@ -189,7 +189,7 @@ def test_a_model_without_attention_and_an_input_without_an_image_are_refused() -
     net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.LazyLinear(2), nn.Softmax(-1))
     with pytest.raises(NoMapError, match="Sequential has no attention"):
         attention_maps(net, picture())
-    with pytest.raises(UsageError, match="no image among the inputs"):
+    with pytest.raises(UsageError, match="the input holds no tensor"):
         attention_maps(vit(), 3)
     with pytest.raises(UsageError, match="expected one picture, got 2; call it for each picture"):
         attention_maps(vit(), torch.cat([picture()] * 2))

@@ -90,6 +90,13 @@ def _reference(_: str) -> str:
     return "\n\n".join(sections)
 
 
+def _tasks(_: str) -> str:
+    """The table of `docs/python-api.md`, for a page in another folder."""
+    page = (ROOT / "docs" / "python-api.md").read_text(encoding="utf-8")
+    table = page[page.index("| task |") :].partition("\n\n")[0]
+    return table.replace("](#", "](../python-api.md#")
+
+
 def _fields(_: str) -> str:
     lines = ["| command | fields |", "| --- | --- |"]
     for command, place in _FIELDS.items():
@@ -358,6 +365,7 @@ _SECTIONS: dict[str, Callable[[str], str]] = {
     "help": _help,
     "reference": _reference,
     "commands": _commands,
+    "tasks": _tasks,
     "fields": _fields,
     "api": _api,
     "results": _results,

@@ -87,6 +87,19 @@ def test_every_public_name_is_in_the_python_reference():
     assert headings == [*public_names("hookscope"), *public_names("hookscope.interventions"), *results]
 
 
+@pytest.mark.parametrize("name", ["docs/python-api.md", "docs/howto/notebooks.md"])
+def test_the_python_pages_open_with_a_table_of_every_command(name):
+    table = (
+        TEXTS[name][: TEXTS[name].index("| task |")],
+        TEXTS[name][TEXTS[name].index("| task |") :].partition("\n\n")[0],
+    )
+    assert not re.search(r"^#{2,} |^```", table[0], re.MULTILINE)
+    rows = [[cell.strip() for cell in line.strip("| ").split(" | ")] for line in table[1].splitlines()[2:]]
+    told = {command for _, words, _ in rows for command in re.findall(r"`([a-z][a-z-]*)", words)}
+    assert told == set(COMMANDS) - {"help", "completion"}
+    assert {name for *_, words in rows for name in re.findall(r"\[`(\w+)`\]", words)} <= set(public_names("hookscope"))
+
+
 def test_the_readme_is_short_and_has_the_two_commands():
     for name in ("README.md", TRANSLATED):
         assert TEXTS[name].count("\n") <= 150

@@ -318,12 +318,14 @@ NAN_SLOPE = Gives(lambda maps: (maps * 0).abs().mean((2, 3)).sqrt())  # the slop
 @pytest.mark.parametrize(
     ("inputs", "error", "text"),
     [
-        ((picture(), picture()), UsageError, "expected one picture (1, C, H, W), got Tensor, Tensor"),
-        ([picture()[0]] * 2, UsageError, "expected one picture (1, C, H, W), got list"),
-        ((), UsageError, "expected one picture (1, C, H, W), got nothing"),
-        (picture()[0], UsageError, "expected a picture (1, C, H, W) or a clip (1, C, T, H, W), got 3x16x16; x[None]"),
+        ((picture(), picture()), UsageError, "expected one picture (1, C, H, W)"),
+        ([picture()[0]] * 2, UsageError, "expected one picture (1, C, H, W)"),
+        ((), UsageError, "expected one picture (1, C, H, W)"),
+        (picture()[0], UsageError, "of floating-point numbers, got 3x16x16 torch.float32; x[None] adds a batch axis"),
         ((picture()[0],), UsageError, "got 3x16x16"),
-        (picture().to(torch.uint8), UsageError, "expected a picture of floating-point numbers, got torch.uint8"),
+        (picture().to(torch.uint8), UsageError, "of floating-point numbers, got 1x3x16x16 torch.uint8"),
+        ("star.png", InputError, "does not say how an image becomes its input"),
+        (picture().numpy(), UsageError, "the input holds no tensor: it is ndarray; torch.from_numpy(x) makes one"),
     ],
 )
 @pytest.mark.parametrize("method", SALIENCY_METHODS)

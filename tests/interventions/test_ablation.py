@@ -371,7 +371,7 @@ def test_hooks_are_gone_after_an_error_and_an_interruption() -> None:
 
     with pytest.raises(KeyboardInterrupt):
         ablate_each(net, torch.ones(1, 1, 2, 2), "0", on_progress=interrupted)
-    with pytest.raises(RuntimeError):
+    with pytest.raises(InputError, match="takes 1 channels and got 2"):
         ablate_each(net, torch.ones(1, 2, 2, 2), "0")
     assert not state.changes()
 

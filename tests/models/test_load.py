@@ -369,8 +369,8 @@ def test_a_full_shape_is_kept_with_the_models_dtype_and_device() -> None:
     assert first.shape == second.shape == (2, 3, 128, 128)
 
 
-@pytest.mark.parametrize("size", [(), (0, 5), (5, -1), (1, 3, 0, 4)])
-def test_bad_sizes(size: tuple[int, ...]) -> None:
+@pytest.mark.parametrize("size", [(), (0, 5), (5, -1), (1, 3, 0, 4), "8x8", 0])
+def test_bad_sizes(size: Any) -> None:
     with pytest.raises(UsageError, match=r"bad input size .*; give \(H, W\) or a full shape"):
         example_inputs(nn.Conv2d(3, 4, 3), size)
 

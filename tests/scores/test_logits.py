@@ -66,7 +66,7 @@ def test_a_wrong_target_is_refused_before_the_pass(net: LoadedModel, target: str
 
 
 def test_a_picture_or_a_model_that_does_not_fit_is_refused(net: LoadedModel, picture: Tensor) -> None:
-    with pytest.raises(InputError, match=r"squeezenet1_1: .*forward\(\) failed on 3x2x2"):
+    with pytest.raises(InputError, match=r"squeezenet1_1: .*forward\(\) failed on 1x3x2x2"):
         predict(net, [picture[:, :2, :2]])
     with pytest.raises(CategoriesError, match="1 class name for 1,000 classes of the model; give the class names"):
         predict(net, [picture], categories=["a"])

@@ -40,7 +40,7 @@ def margin(output: Tensor) -> Tensor:
 
 def test_a_function_of_the_output_or_of_the_boxes_of_a_detector_is_a_target() -> None:
     [goal] = objectives(margin, LOGITS, None)
-    assert goal.score.cells() == {"target": "margin", "class": None, "score": 2.0, "probability": None}
+    assert goal.score._cells() == {"target": "margin", "class": None, "score": 2.0, "probability": None}
     assert (goal.score.key, goal.score.low_probability) == ("margin", False)
     assert goal.of(torch.ones(2, 3)).tolist() == [0.0, 0.0]
     records = [{"boxes": torch.ones(5, 4), "labels": torch.ones(5), "scores": torch.tensor([0.5] * 5)}]

@@ -95,9 +95,13 @@ def test_an_index_or_a_text_is_a_target(value: Any, text: str) -> None:
     assert Target.of(value) == Target(text)
 
 
-@pytest.mark.parametrize("value", [None, 7.0, torch.tensor(7.0), torch.tensor([7, 8]), np.float32(7), [7], b"7"])
+def test_a_list_names_several_classes() -> None:
+    assert Target.of(["star", 3]) == Target("star,3")
+
+
+@pytest.mark.parametrize("value", [None, 7.0, torch.tensor(7.0), torch.tensor([7, 8]), np.float32(7), [], {}, b"7"])
 def test_other_types_are_no_target(value: Any) -> None:
-    with pytest.raises(UsageError, match=f"target must be an index, a name or top:K, not {type(value).__name__}"):
+    with pytest.raises(UsageError, match=r"a target cannot be \w+; give a class number, a class name or top:K"):
         Target.of(value)
 
 

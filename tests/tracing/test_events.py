@@ -13,7 +13,7 @@ import torchvision
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from hookscope.errors import LayerError, ModelError, TargetError, UsageError
+from hookscope.errors import InputError, LayerError, ModelError, TargetError, UsageError
 from hookscope.hooks.calls import call_key
 from hookscope.hooks.model_state import ModelSnapshot
 from hookscope.models.load import load_model
@@ -402,7 +402,7 @@ def test_nothing_of_the_model_changes(backward: bool, fails: bool) -> None:
     net.conv.bias.requires_grad_(False)
     net.conv.register_forward_hook(lambda *_: None)
     state = ModelSnapshot(net)
-    with pytest.raises(ValueError, match="in the middle") if fails else nullcontext():
+    with pytest.raises(InputError, match="ValueError: in the middle") if fails else nullcontext():
         assert len(trace_events(net, X, types=("*",), backward=backward).calls) == 5
     assert state.changes() == []
 

@@ -304,7 +304,7 @@ class TestChoice:
             *(({"histograms": each}, UsageError, "histograms must be an integer of at") for each in (-1, 1.5, True)),
             ({"stop_on": "nonfinite"}, UsageError, "nearest: non-finite"),
             ({"optimizer": 3}, UsageError, "optimizer must be .*, not int"),
-            ({"model": "resnet18"}, ModelError, "model must be .*, not str"),
+            ({"model": "resnet18"}, UsageError, "is not a model; give an nn.Module"),
         ],
         ids=str,
     )

@@ -1,0 +1,61 @@
+"""What a caller gives as a model and its inputs: judged and prepared in one place."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import traceback
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, TypeVar, cast
+
+from PIL import Image
+from torch import nn
+
+from hookscope.errors import HookscopeError, InputError, UsageError, kind_of
+from hookscope.hooks import AnyModel, module_of, tensors_in
+from hookscope.images import InputImage, as_picture
+from hookscope.models.loaded import LoadedModel
+from hookscope.models.run import model_errors_as_input_errors
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+def takes_inputs(function: _Function) -> _Function:
+    """``function(model, inputs, ...)`` with its inputs as `given_inputs`; what a pass raises becomes an InputError."""
+    signature = inspect.signature(function)
+
+    @wraps(function)
+    def checked(*args: Any, **kwargs: Any) -> Any:
+        given = signature.bind(*args, **kwargs)
+        model = given.arguments["model"]
+        name = model.name if isinstance(model, LoadedModel) else type(module_of(model)).__name__
+        inputs = given.arguments["inputs"] = given_inputs(model, given.arguments["inputs"])
+        try:
+            return function(*given.args, **given.kwargs)
+        except Exception as error:
+            if "meta tensor" in str(error).lower() and not isinstance(error, HookscopeError):
+                asked = f"{name}: the model or the input is on the meta device: it has shapes and no values"
+                raise InputError(asked, do="load the model, and give an image with values") from error
+            frames = (frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__))
+            if nn.Module._call_impl.__code__ not in frames:
+                raise
+            with model_errors_as_input_errors(name, inputs):
+                raise
+
+    return cast("_Function", checked)
+
+
+def given_inputs(model: AnyModel, inputs: Any) -> tuple[Any, ...]:
+    """The positional inputs of one pass: tensors as they are; an image, or the path of one, prepared for ``model``."""
+    if isinstance(inputs, str | os.PathLike | InputImage | Image.Image):
+        if not isinstance(model, LoadedModel):
+            asked = f"{type(model).__name__} does not say how an image becomes its input"
+            raise InputError(asked, do="give a tensor (1, 3, H, W), or what hookscope.load_model returns as the model")
+        return model.inputs(model.prepare(as_picture(inputs, model.preprocess.frames)))
+    positional: tuple[Any, ...] = inputs if isinstance(inputs, tuple) else (inputs,)
+    if positional and not tensors_in(positional):
+        do = "give a tensor (1, 3, H, W), or an image with what hookscope.load_model returns"
+        do = "torch.from_numpy(x) makes one" if type(positional[0]).__module__ == "numpy" else do
+        raise UsageError(f"the input holds no tensor: it is {kind_of(positional[0])}", do=do)
+    return positional

@@ -1,0 +1,108 @@
+"""Models and inputs as people give them: what is understood, and one line on what is not."""
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor, nn
+
+import hookscope
+from hookscope.errors import HookscopeError, InputError, UsageError
+from hookscope.models import LoadedModel, given_inputs, takes_inputs
+
+STAR = Path(__file__).parents[2] / "samples" / "shapes" / "star.png"
+CALLS = {
+    "class_activation_maps": hookscope.class_activation_maps,
+    "find_non_finite": hookscope.find_non_finite,
+    "layer_gradients": hookscope.layer_gradients,
+    "saliency_maps": hookscope.saliency_maps,
+    "trace_events": hookscope.trace_events,
+}
+
+
+@pytest.fixture(scope="module")
+def net() -> LoadedModel:
+    return hookscope.load_model("shapes", device="cpu")
+
+
+@pytest.mark.parametrize("image", [str(STAR), STAR, Image.open(STAR)], ids=["text", "Path", "Pillow"])
+def test_an_image_is_prepared_as_the_model_states(net: LoadedModel, image: Any) -> None:
+    [prepared] = given_inputs(net, image)
+    assert torch.equal(prepared, net.preprocess(Image.open(STAR).convert("RGB"))[None])
+    assert hookscope.predict(net, image)[0].label == "star"
+    with pytest.raises(InputError, match="SqueezeNet does not say how an image becomes its input; give a tensor"):
+        given_inputs(net.model, image)
+
+
+@pytest.mark.parametrize(
+    ("model", "text"),
+    [
+        (None, "NoneType .None. is not a model"),
+        ("shapes", "is not a model; give an nn.Module"),
+        (nn.Conv2d, "the class Conv2d is not a model"),
+        ([nn.ReLU()], "list .* is not a model"),
+        (lambda x: x, "function .* is not a model"),
+    ],
+    ids=str,
+)
+def test_what_is_not_a_model_is_refused(model: Any, text: str) -> None:
+    x = torch.zeros(1, 3, 8, 8)
+    takers: list[Any] = [partial(call, inputs=x) for call in CALLS.values()]
+    for take in [*takers, hookscope.capture, hookscope.list_layers, hookscope.draw_kernels, hookscope.Monitor]:
+        if model is not None or take is not hookscope.Monitor:
+            with pytest.raises(UsageError, match=text):
+                take(model)
+
+
+@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        (lambda x: x.double(), "takes float and got double.*: x.to"),
+        (lambda x: x.half(), "takes float and got c10::Half.*: x.to"),
+        (lambda x: x[:, :1], "takes 3 channels and got 1"),
+        (lambda x: x[None], "forward.. failed on 1x1x3x128x128|expected one picture|got 1x1x3x128x128"),
+        (lambda x: x[..., :2, :2], "needs a larger input"),
+        (lambda x: {"x": x}, "forward.. failed|expected one picture"),
+        (lambda x: None, "the input holds no tensor: it is None"),
+        (lambda x: "/nowhere/a.png", "no picture '/nowhere/a.png'"),
+        (lambda x: str(STAR.parent), "is a folder, not a picture"),
+    ],
+    ids=["double", "half", "grey", "5d", "tiny", "dict", "None", "missing", "folder"],
+)
+def test_a_wrong_input_is_one_line(net: LoadedModel, name: str, given: Any, text: str) -> None:
+    x = net.preprocess(Image.open(STAR).convert("RGB"))[None]
+    with pytest.raises(HookscopeError, match=text) as caught:
+        CALLS[name](net, given(x))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_defect_outside_the_forward_pass_is_not_an_error_of_the_input(net: LoadedModel) -> None:
+    @takes_inputs
+    def broken(model: Any, inputs: Any) -> Tensor:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        broken(net, torch.zeros(1, 3, 8, 8))
+
+
+@pytest.mark.parametrize("kind", [None, "maps", 3, [None], torch.zeros(2)], ids=str)
+def test_a_drawing_function_says_what_it_draws(net: LoadedModel, kind: Any) -> None:
+    with pytest.raises(
+        UsageError, match=r"expected ClassActivationMap, got .*; give what hookscope.class_activation_maps"
+    ):
+        hookscope.draw_cam(kind, STAR, net)
+    with pytest.raises(UsageError, match=r"expected Saliency, got .*; give what hookscope.saliency_maps returns"):
+        hookscope.draw_saliency(kind, STAR, net)
+
+
+def test_one_result_is_as_good_as_a_list_and_a_path_as_an_image(net: LoadedModel) -> None:
+    maps, image = hookscope.class_activation_maps(net, STAR), hookscope.open_image(STAR)
+    assert hookscope.draw_cam(maps[0], image, net) == hookscope.draw_cam(maps, image, net)
+    [saliency] = found = hookscope.saliency_maps(net, STAR)
+    assert hookscope.draw_saliency(found, image, net) == hookscope.draw_saliency(saliency, image, net)
+    by_path = hookscope.draw_cam(maps, STAR, net).info["hookscope"]
+    assert "star.png" in str(by_path) and "star.png" not in str(hookscope.draw_cam(maps, image, net).info["hookscope"])
