@@ -46,7 +46,7 @@ def test_an_image_is_prepared_as_the_model_states(net: LoadedModel, image: Any) 
         ([nn.ReLU()], "list .* is not a model"),
         (lambda x: x, "function .* is not a model"),
     ],
-    ids=str,
+    ids=["nothing", "a name", "a class", "a list", "a function"],
 )
 def test_what_is_not_a_model_is_refused(model: Any, text: str) -> None:
     x = torch.zeros(1, 3, 8, 8)
