@@ -23,7 +23,8 @@ class Column:
         help: What the help of a command and docs/ say about it.
         need: A table that is too wide drops the columns with the lowest need first, columns of one need together.
         hide: A table leaves the column out if every value is 0, false, empty or None (``"zero"``), if every value is
-            None (``"unknown"``), or if all such columns hold one value (``"same"``).
+            None (``"unknown"``), the same or the weights of every row are random (``"random"``), or if all such columns
+            hold one value (``"same"``).
         where: ``"all"`` formats and pages; ``"wide"``, all but tables in a terminal; ``"rows"``, all but tables and
             pages; ``"nested"``, JSON alone; ``"table"``, tables alone.
         as_json: Whether tsv and csv hold the value as JSON text.
@@ -38,16 +39,18 @@ class Column:
     of: Callable[[Any], Any] | None = None
     help: str = ""
     need: int = ALWAYS
-    hide: Literal["", "zero", "unknown", "same"] = ""
+    hide: Literal["", "zero", "unknown", "random", "same"] = ""
     where: Literal["all", "wide", "rows", "nested", "table"] = "all"
     as_json: bool = False
     over: Callable[[Sequence[Any]], Sequence[Any]] | None = None
 
-    def hides(self, values: Sequence[Any]) -> bool:
-        """Whether a table with these values leaves the column out."""
+    def hides(self, values: Sequence[Any], weights: Sequence[Any] = ()) -> bool:
+        """Whether a table with these values leaves the column out; ``weights`` are the labels of the rows' weights."""
         if self.hide == "zero":
             return not any(values)
-        return self.hide == "unknown" and all(value is None for value in values)
+        if self.hide == "random" and weights and all(str(label).partition(" (")[0] == "random" for label in weights):
+            return True
+        return self.hide in ("unknown", "random") and all(value is None for value in values)
 
 
 class Columns(tuple[Column, ...]):
@@ -112,7 +115,8 @@ class Columns(tuple[Column, ...]):
         alike = [column.name for column in shown if column.hide == "same"]
         if len({row.get(name) for row in rows for name in alike} - {None}) < 2:
             shown = [column for column in shown if column.hide != "same"]
-        shown = [column for column in shown if not column.hides([row.get(column.name) for row in rows])]
+        weights = [row.get("weights") for row in rows]
+        shown = [column for column in shown if not column.hides([row.get(column.name) for row in rows], weights)]
         # the index already says where each call stands
         has_index = all(row.get("index") is not None or row.get("order") is None for row in rows)
         return [column for column in shown if column.name != "order" or not has_index]

@@ -77,3 +77,12 @@ def test_columns_can_be_left_out_and_changed() -> None:
 def test_the_help_lists_what_each_column_says() -> None:
     assert PETS.help_lines() == ["legs  how many legs it stands on", "size  in metres"]
     assert PETS.help_lines(22) == ["legs  how many legs it", "      stands on", "size  in metres"]
+
+
+def test_a_table_of_random_weights_has_no_probability() -> None:
+    columns = Columns("label", Column("probability", hide="random"), Column("weights", where="rows"))
+    row = {"label": "cat", "probability": 0.9, "weights": "random (seed 0)"}
+    assert [column.name for column in columns.shown([row])] == ["label"]
+    for other in ("random.pth", "model.pth"):  # a file may be called so
+        assert len(columns.shown([row, row | {"weights": other}])) == 2
+    assert len(columns.shown([row | {"weights": "model.pth", "probability": None}])) == 1

@@ -36,7 +36,7 @@ MAPS = Columns(
     Column("label", lambda measured: measured.prediction.label, need=4, hide="unknown"),
     Column("target", lambda measured: measured.prediction.target or None, need=5, hide="unknown"),
     Column("score", lambda measured: measured.prediction.score, need=2),
-    Column("probability", lambda measured: measured.prediction.probability, need=2, hide="unknown"),
+    Column("probability", lambda measured: measured.prediction.probability, need=2, hide="random"),
     *_NUMBERS,
     Column("weights", where="rows"),
     Column("file"),

@@ -211,19 +211,20 @@ def _answers(outcome: inspection.Inspection, page: Page) -> Iterator[str]:
         yield from (styled(line, "error", page.colours) for line in wrapped(text, page.columns))
     for image in outcome.images[:_IMAGES]:
         name = shortened([printable(image.name)], page.columns // 2, page.ellipsis, are_paths=True)[0]
-        yield from wrapped(f"{name}: {_answer(image)}", page.columns, later="  ")
+        yield from wrapped(f"{name}: {_answer(image, outcome.is_random)}", page.columns, later="  ")
     if (rest := len(outcome.images) - _IMAGES) > 0:
         yield from wrapped(f"{counted(rest, 'more image')} on the page", page.columns)
 
 
-def _answer(image: inspection.InspectedImage) -> str:
+def _answer(image: inspection.InspectedImage, is_random: bool) -> str:
     best = image.classes[:_CLASSES]
     if not best and image.answer is not None:
         return image.answer.words(_CLASSES)
     if best and math.isnan(best[0].probability):
         return "the scores are NaN"
     top = [prediction for prediction in best if prediction.probability >= _LEAST_SHARE] or best[:1]
-    return ", ".join(f"{one.name} {percent(one.probability)}" for one in top) or "the model gives no scores of classes"
+    words = (one.name if is_random else f"{one.name} {percent(one.probability)}" for one in top)
+    return ", ".join(words) or "the model gives no scores of classes"
 
 
 def _verdict(places: Sequence[inspection.Place], page: Page) -> Iterator[str]:

@@ -204,7 +204,7 @@ ANSWER = Columns(
     Column("class", need=12, hide="unknown"),
     Column("label", hide="unknown"),
     Column("score", need=9),
-    Column("probability", hide="unknown"),
+    Column("probability", hide="random"),
 )
 """The columns of the class that a map explains."""
 PEAK = Columns(Column("max", need=6), Column("peak_x", need=13), Column("peak_y", need=13))
