@@ -52,6 +52,10 @@ class HookscopeError(Exception):
     def __str__(self) -> str:
         return printable("; ".join(filter(None, (self.asked, self.exists, self.do))))
 
+    def _render_traceback_(self) -> list[str]:
+        """What IPython shows in place of a traceback."""
+        return [f"{type(self).__name__}: {self}"]
+
 
 class UsageError(HookscopeError):
     """A wrong command line or wrong arguments, whatever the files hold."""

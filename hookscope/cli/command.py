@@ -96,8 +96,10 @@ class GroupedCommand(click.Command):
                     formatter.write_dl(records)
         by_topic = shared_options(self.get_params(ctx))
         with formatter.section("Shared options, explained by `hookscope help TOPIC`"):
-            words = {topic: " ".join(filter(None, map(_in_list, group))) for topic, group in by_topic.items()}
-            formatter.write_dl([*words.items()])
+            for topic, group in by_topic.items():
+                names, begin = " ".join(filter(None, map(_in_list, group))), f"  {topic:<{max(map(len, by_topic))}}  "
+                look: dict[str, Any] = {"subsequent_indent": " " * len(begin), "break_on_hyphens": False}
+                formatter.write(textwrap.fill(names, formatter.width, initial_indent=begin, **look) + "\n")
 
 
 def _shortened(help: str, names: Sequence[str], width: int) -> str:

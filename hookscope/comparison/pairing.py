@@ -276,7 +276,7 @@ def _did_not_run(name: str, side: str, calls: Sequence[Call]) -> LayerError:
     return LayerError(
         f"no layer '{name}' ran in {side}",
         exists,
-        "see ‹list_layers(types='all')|list-layers --type all›",
+        "see ‹list_layers(model, types='all')|list-layers --type all›",
         kind="layer",
         name=name,
     )

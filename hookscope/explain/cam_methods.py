@@ -180,6 +180,7 @@ CAM_METHODS = {
 
 
 def method_named(name: str, methods: Mapping[str, Method]) -> Method:
+    name = name.replace("_", "-") if isinstance(name, str) else name
     if not isinstance(name, str) or name not in methods:
         raise UsageError(f"no method '{name}'", nearest(str(name), list(methods)), f"there are {', '.join(methods)}")
     return methods[name]

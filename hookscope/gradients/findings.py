@@ -127,8 +127,7 @@ def examine_gradients(
     ``options`` are further arguments of `layer_gradients`, which raises the same errors. ``detect_anomaly`` runs a
     second pass for the operation behind the first NaN.
     """
-    model = module_of(model)
-    report = layer_gradients(model, inputs, loss, **options)
+    report, model = layer_gradients(model, inputs, loss, **options), module_of(model)
     stops = gradient_stops(model, inputs, loss) if anything_unreached(report) else ()
     anomaly = first_anomaly(model, inputs, loss) if detect_anomaly else None
     findings = diagnose_gradients(report, stops, thresholds, anomaly, looked_for_anomaly=detect_anomaly)

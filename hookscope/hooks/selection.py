@@ -271,7 +271,7 @@ class Selection:
                 named = [name for name in names if name]
                 some = f"it has {len(named)} layers: {', '.join(named[:3])}, ..." if named else "it has no layers"
                 some = nearest(name, names) or some
-                do = "list them with ‹list_layers(types='all')|list-layers --type all›"
+                do = "list them with ‹list_layers(model, types='all')|list-layers --type all›"
                 if OPERATION in name:
                     some, do = "it names an operation", "add ‹ops=True|--ops›"
                 raise LayerError(f"no layer '{name}' in {what}", some, do, kind="layer", name=name)
@@ -282,7 +282,7 @@ class Selection:
             if OPERATION in term.text and term.text != EVERY_OPERATION:
                 for name in term.missing(names):
                     ran = f"{len(names)} others ran: {', '.join(names[:3])}, ..." if names else "no operation ran"
-                    do = "list them with ‹list_layers(ops=True)|list-layers --ops›"
+                    do = "list them with ‹list_layers(model, ops=True)|list-layers --ops›"
                     raise LayerError(f"no operation '{name}' ran", nearest(name, names) or ran, do)
 
     def calls_by_name(self, names: Iterable[str], in_all: bool = False) -> frozenset[int | None]:

@@ -15,6 +15,7 @@ from .reader import (
     AnyImage as AnyImage,
     InputImage as InputImage,
     as_picture as as_picture,
+    is_picture as is_picture,
     list_pictures as list_pictures,
     open_image as open_image,
     read_mask as read_mask,

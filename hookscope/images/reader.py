@@ -151,21 +151,28 @@ AnyImage = str | os.PathLike[str] | InputImage | Image.Image
 
 
 def as_picture(image: Any, frames: int = 1) -> InputImage:
-    """An image as it is, an image of Pillow, or what `read_picture` reads; anything else is an ImageError."""
+    """An image, an array of bytes as in `is_picture`, or what `read_picture` reads; anything else is an ImageError."""
     if isinstance(image, InputImage):
         return image
+    image = Image.fromarray(image) if isinstance(image, np.ndarray) and is_picture(image) else image
     if isinstance(image, Image.Image):
         still = image.convert("RGB")
         return InputImage(still, "", "", (), (still,))
     return read_picture(image, frames=frames)
 
 
+def is_picture(value: Any) -> bool:
+    """Whether it is a path, an image, or an array ``(H, W)`` or ``(H, W, 3)`` of bytes in RGB."""
+    if isinstance(value, np.ndarray):
+        return value.dtype == np.uint8 and (value.ndim == 2 or (value.ndim == 3 and value.shape[2] in (3, 4)))
+    return isinstance(value, str | os.PathLike | InputImage | Image.Image)
+
+
 def list_pictures(images: Any) -> list[Any]:
     """One image or several as a list, with the pictures in folders and of globs; anything else is a UsageError."""
-    kinds = (str, os.PathLike, InputImage, Image.Image)
     listed: list[Any] = []
-    for image in images if isinstance(images, Iterable) and not isinstance(images, kinds) else [images]:
-        if not isinstance(image, kinds):
+    for image in images if isinstance(images, Iterable) and not is_picture(images) else [images]:
+        if not is_picture(image):
             do = "give paths, folders or images of Pillow, one or a list"
             raise UsageError(f"expected images, got {kind_of(image)}", do=do)
         path = os.fspath(image) if isinstance(image, str | os.PathLike) else ""

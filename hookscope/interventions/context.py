@@ -145,7 +145,7 @@ class intervene:  # a `with` word, named as one reads it  # noqa: N801
                 for name in observer.selection.plain_names:
                     if observer.first_names.get(name, name) not in self._step_of:
                         asked = f"'{name}' did not run: nothing was changed there"
-                        raise LayerError(asked, do="see ‹list_layers(types='all')|list-layers --type all›")
+                        raise LayerError(asked, do="see ‹list_layers(model, types='all')|list-layers --type all›")
 
     def __repr__(self) -> str:
         changes = ", ".join(f"{where!r}: {getattr(change, '__name__', change)}" for where, change in self._changes)
@@ -247,7 +247,7 @@ class intervene:  # a `with` word, named as one reads it  # noqa: N801
         return f"layers with such parameters: {listed(layers, 3)}" if layers else "no layer has such a parameter"
 
     def _unknown(self, where: str, asked: str) -> LayerError:
-        do = "list layers with ‹list_layers(types='all')|list-layers --type all›, parameters with weights"
+        do = "list layers with ‹list_layers(model, types='all')|list-layers --type all›, parameters with weights"
         return LayerError(asked, nearest(where, self._names()), do)
 
     def _names(self) -> list[str]:

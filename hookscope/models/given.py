@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import inspect
-import os
 import traceback
 from collections.abc import Callable
+from contextvars import ContextVar
 from functools import wraps
 from typing import Any, TypeVar, cast
 
-from PIL import Image
 from torch import nn
 
 from hookscope.errors import HookscopeError, InputError, UsageError, kind_of
 from hookscope.hooks import AnyModel, module_of, tensors_in
-from hookscope.images import InputImage, as_picture
+from hookscope.images import is_picture
 from hookscope.models.loaded import LoadedModel
 from hookscope.models.run import model_errors_as_input_errors
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
+_is_outermost = ContextVar("outermost", default=True)  # a function that calls others knows the name of the model
 
 
 def takes_inputs(function: _Function) -> _Function:
@@ -27,10 +27,16 @@ def takes_inputs(function: _Function) -> _Function:
 
     @wraps(function)
     def checked(*args: Any, **kwargs: Any) -> Any:
-        given = signature.bind(*args, **kwargs)
+        try:
+            given = signature.bind(*args, **kwargs)
+        except TypeError as error:
+            raise TypeError(f"{function.__name__}() {error}") from None
         model = given.arguments["model"]
         name = model.name if isinstance(model, LoadedModel) else type(module_of(model)).__name__
         inputs = given.arguments["inputs"] = given_inputs(model, given.arguments["inputs"])
+        if not _is_outermost.get():
+            return function(*given.args, **given.kwargs)
+        outermost = _is_outermost.set(False)
         try:
             return function(*given.args, **given.kwargs)
         except Exception as error:
@@ -42,20 +48,23 @@ def takes_inputs(function: _Function) -> _Function:
                 raise
             with model_errors_as_input_errors(name, inputs):
                 raise
+        finally:
+            _is_outermost.reset(outermost)
 
     return cast("_Function", checked)
 
 
 def given_inputs(model: AnyModel, inputs: Any) -> tuple[Any, ...]:
     """The positional inputs of one pass: tensors as they are; an image, or the path of one, prepared for ``model``."""
-    if isinstance(inputs, str | os.PathLike | InputImage | Image.Image):
+    if is_picture(inputs):
         if not isinstance(model, LoadedModel):
             asked = f"{type(model).__name__} does not say how an image becomes its input"
             raise InputError(asked, do="give a tensor (1, 3, H, W), or what hookscope.load_model returns as the model")
-        return model.inputs(model.prepare(as_picture(inputs, model.preprocess.frames)))
+        return model.inputs_of(inputs)
     positional: tuple[Any, ...] = inputs if isinstance(inputs, tuple) else (inputs,)
     if positional and not tensors_in(positional):
         do = "give a tensor (1, 3, H, W), or an image with what hookscope.load_model returns"
-        do = "torch.from_numpy(x) makes one" if type(positional[0]).__module__ == "numpy" else do
+        if type(positional[0]).__module__ == "numpy":
+            do = "torch.from_numpy(x) makes a tensor (1, 3, H, W); an image (H, W, 3) has the type uint8"
         raise UsageError(f"the input holds no tensor: it is {kind_of(positional[0])}", do=do)
     return positional

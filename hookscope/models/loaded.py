@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from hookscope.display import Cells, Shown
 from hookscope.errors import InputError, UsageError, kind_of
 from hookscope.hooks import AnyModel, module_of
-from hookscope.images import InputImage
+from hookscope.images import AnyImage, InputImage, as_picture, is_picture
 from hookscope.models.metadata import WeightsMetadata
 from hookscope.models.preprocess import Preprocess
 from hookscope.models.transforms import (
@@ -214,8 +214,13 @@ class LoadedModel(Shown):
         }
 
     def __call__(self, *inputs: Any) -> Any:
-        """What the module returns."""
-        return self.model(*inputs)
+        """What the module returns for tensors, or for an image or its path."""
+        return self.model(*(self.inputs_of(*inputs) if len(inputs) == 1 and is_picture(*inputs) else inputs))
+
+    def __getattr__(self, name: str) -> Any:
+        found = name[:1] != "_" and hasattr(self.__dict__.get("model"), name)
+        where = f"; the module has it: .model.{name}" if found else ""
+        raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'{where}")
 
     @classmethod
     def of(
@@ -253,8 +258,15 @@ class LoadedModel(Shown):
     def prepare(self, picture: InputImage | Image.Image) -> Tensor:
         """The input tensor of a picture, ``(3, H, W)``, or of a clip, ``(3, T, H, W)``."""
         if not isinstance(picture, InputImage):
-            return self.preprocess(picture.convert("RGB"))
-        return self.preprocess(picture.frames if len(picture.frames) > 1 else picture.image)
+            picture = as_picture(picture)
+        tensor = self.preprocess(picture.frames if len(picture.frames) > 1 else picture.image)
+        kind = next((weight.dtype for weight in self.model.parameters()), tensor.dtype)
+        halves_or_doubles = kind in (torch.float16, torch.bfloat16, torch.float64) and tensor.is_floating_point()
+        return tensor.to(kind) if halves_or_doubles else tensor
+
+    def inputs_of(self, image: AnyImage) -> tuple[Any, ...]:
+        """The positional inputs of one forward pass for an image or its path."""
+        return self.inputs(self.prepare(as_picture(image, self.preprocess.frames)))
 
     def inputs(self, *pictures: Tensor) -> tuple[Any, ...]:
         """The positional inputs of one forward pass for a prepared picture ``(3, H, W)``; optical flow may take two."""

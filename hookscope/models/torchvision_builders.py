@@ -76,7 +76,7 @@ def fetch(url: str, progress: Progress | None = None) -> Path:
     except OSError as error:
         where = f"{url} to {path.parent}" if error.filename else url
         reason = getattr(error, "reason", None) or error.strerror or error or type(error).__name__
-        reason = "there is no network" if isinstance(reason, socket.gaierror) else reason
+        reason = "there is no network, or no such host" if isinstance(reason, socket.gaierror) else reason
         do = "use ‹weights='none'|--weights none›, or a checkpoint file"
         raise WeightsError(f"cannot download {where}: {reason}{damaged}", do=do) from error
     return path

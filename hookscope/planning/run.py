@@ -12,7 +12,16 @@ from typing import Any
 
 from torch import nn
 
-from hookscope.errors import HookscopeError, InputError, LayerError, ModelError, UsageError, is_out_of_memory, nearest
+from hookscope.errors import (
+    HookscopeError,
+    InputError,
+    LayerError,
+    ModelError,
+    UsageError,
+    is_out_of_memory,
+    kind_of,
+    nearest,
+)
 from hookscope.geometry import effective_fields
 from hookscope.hooks import OPERATION, Selection
 from hookscope.models import (
@@ -100,7 +109,7 @@ def plan(
         (21952, 896, 3136)
     """
     if isinstance(batch_size, bool) or not hasattr(batch_size, "__index__"):
-        raise UsageError(f"batch size must be a whole number, not {batch_size!r}")
+        raise UsageError(f"batch size must be a whole number, not {kind_of(batch_size)}")
     if not 1 <= batch_size <= LARGEST_BATCH:
         raise UsageError(f"batch size must be from 1 to {LARGEST_BATCH}, not {batch_size}")
     if memory is not None and memory < 1:
@@ -333,6 +342,6 @@ def _blocks(model: nn.Module, names: Sequence[str]) -> tuple[str, ...]:
     known = [name for name, _ in model.named_modules() if name]
     for name in chosen:
         if name not in known:
-            do = "see ‹list_layers(types='all')|list-layers --type all›"
+            do = "see ‹list_layers(model, types='all')|list-layers --type all›"
             raise LayerError(f"no layer '{name}' to checkpoint", nearest(name, known), do, kind="layer", name=name)
     return chosen

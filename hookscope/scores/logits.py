@@ -17,7 +17,7 @@ from hookscope.errors import CategoriesError, InputError, ModelError, OutputNote
 from hookscope.findings import counted, listed
 from hookscope.hooks import AnyModel, ending_of, output_of, shape_of, tensors_in
 from hookscope.images import as_picture, list_pictures
-from hookscope.models import as_loaded, detections_in, model_errors_as_input_errors
+from hookscope.models import as_loaded, detections_in, given_inputs, model_errors_as_input_errors
 from hookscope.scores.target import ClassNames, Target, class_label
 
 _SEEN = 0.02  # of the best probability
@@ -306,7 +306,7 @@ def predict(net: AnyModel, images: Any, target: Any = "top:5", categories: Class
 
     Args:
         net: What `load_model` returns, or any eager module with a score for each class.
-        images: Paths, folders or images of Pillow, one or several; or prepared tensors ``(3, H, W)``.
+        images: Paths, folders or images, one or several, with what `load_model` returns; or tensors ``(3, H, W)``.
         target: Which classes: ``top:K``, numbers or names.
         categories: Names of the classes, by default the model's.
 
@@ -330,7 +330,7 @@ def predict(net: AnyModel, images: Any, target: Any = "top:5", categories: Class
     images = images[None] if isinstance(images, Tensor) and images.dim() == 3 else images
     for at, image in enumerate(images if tensors_in(images) else list_pictures(images)):
         picture = None if isinstance(image, Tensor) else as_picture(image, loaded.preprocess.frames)
-        inputs = loaded.inputs(image if picture is None else loaded.prepare(picture))
+        inputs = loaded.inputs(image) if picture is None else given_inputs(net, picture)
         with model_errors_as_input_errors(loaded.name, inputs), torch.no_grad():
             scores = class_scores(output_of(loaded.model, *inputs), type(loaded.model).__name__)
         name = (picture and picture.name) or str(at)

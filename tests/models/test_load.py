@@ -254,7 +254,10 @@ def test_a_broken_pair_of_torch_and_torchvision(monkeypatch: pytest.MonkeyPatch)
 def test_no_weights_at_torchvision(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hookscope.models.torchvision_builders._default_entry", lambda name: None)
     net = load_model("squeezenet1_1")
-    assert (net.weights, net.notes) == ("random (seed 0)", ("torchvision has no weights for this model",))
+    assert (net.weights, net.notes) == (
+        "random (seed 0)",
+        ("weights of squeezenet1_1 are random (seed 0): torchvision has none",),
+    )
     with pytest.raises(WeightsError, match="torchvision has no weights for squeezenet1_1"):
         load_model("squeezenet1_1", weights="default")
 

@@ -75,7 +75,7 @@ class Ablate(OfImage):
             resolved = list(interventions.from_the_start(net.model, self.arguments, built, types, seed))
             stack.enter_context(interventions.intervene(net.model, resolved, types))
             ablation = interventions.ablate_each(
-                net.model,
+                net,
                 self.arguments,
                 self.layers,
                 self.target,

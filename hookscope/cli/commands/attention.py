@@ -86,7 +86,7 @@ class Attention(PictureCommand):
         inputs, layers = net.inputs(*map(net.prepare, read)), self.layers
         source = explain.OverlaySource.of(image, net)
         with running(net, inputs):
-            maps = attention.attention_maps(net.model, inputs, layers, _in_shares(self.query, source))
+            maps = attention.attention_maps(net, inputs, layers, _in_shares(self.query, source))
         word = self.files.words[image.name]
         self.arrays.expect(len(maps))
         chosen = [str(layers)] * (layers is not None) + [str(self.query)] * (self.query is not None)

@@ -146,7 +146,7 @@ def _maps(
     net, skipped = explanation.net, list[str]()
     with running(net, explanation.inputs), pass_progress() as on_progress:
         maps = explain.class_activation_maps(
-            net.model,
+            net,
             explanation.inputs,
             layers,
             target,
@@ -170,7 +170,7 @@ def _write_sheet(explanation: Explanation, options: Cam, sheet: str, maps: list[
     if layers is None and options.method not in explain.ATTENTION_METHODS:
         net, inputs = explanation.net, explanation.inputs
         with running(net, inputs):
-            layers = explain.landmark_layers(net.model, inputs, explanation.target(), categories=explanation.run.names)
+            layers = explain.landmark_layers(net, inputs, explanation.target(), categories=explanation.run.names)
     if layers is not options.layers or options.target is None:
         maps = _maps(explanation, options, layers, explanation.target(None if options.target else _SHEET_TARGET))
     page = explain.draw_cam(maps, explanation.image, explanation.net, cmap=options.cmap, width=_CELL)

@@ -156,7 +156,7 @@ class Compare(RowCommand, ImageList, BatchOptions):
 
     sides: Sides = group(Sides)
     image_b: str | None = shared.in_file("Other images for B: a file or a folder, as many as A has, in the same order.")
-    layers: hooks.Selection | None = shared.calls_option("Calls of A to compare", "every layer without layers inside")
+    layers: hooks.Selection | None = shared.calls_option("Calls of A", "every layer without layers inside")
     types: tuple[str, ...] = shared.type_option()
     ops: bool | None = shared.ops_option()
     map: dict[str, str] | None = shared.in_file(

@@ -143,7 +143,7 @@ def _measured(explanation: Explanation, options: CompareMaps) -> Sequence[faithf
     skipped: dict[str, list[str]] = {}
     with running(net, explanation.inputs), pass_progress("images") as on_progress:
         measured = faithfulness.cam_faithfulness(
-            net.model,
+            net,
             explanation.inputs,
             options.layers,
             explanation.target(),

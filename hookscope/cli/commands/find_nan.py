@@ -44,7 +44,7 @@ class FindNan(OfImage):
 
     def run(self) -> int:
         with self.running():
-            scan = tracing.find_non_finite(self.net.model, self.arguments)
+            scan = tracing.find_non_finite(self.net, self.arguments)
         about = asdict(scan) | {"contained": [call.call.key for call in scan.contained]}
         del about["made"]
         section = Section(COLUMNS.rows(scan.made, weights=self.net.weights), COLUMNS, "call")

@@ -106,7 +106,7 @@ class Gradients(OfImage):
         loss = scores.Loss(self.loss, self.target, categories)
         with self.running():
             measured, findings, anomaly = gradients.examine_gradients(
-                net.model,
+                net,
                 self.arguments,
                 loss,
                 layers=self.layers,

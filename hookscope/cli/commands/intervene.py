@@ -158,7 +158,7 @@ class Intervene(OfImage):
         built = Change.build_all(self.changes, net, types)
         with self.running():
             effect = interventions.intervention_effect(
-                net.model,
+                net,
                 self.arguments,
                 built,
                 self.layers,

@@ -108,7 +108,7 @@ class Saliency(ExplainCommand):
         settings = explain.Settings(seed=self.model.seed, **{name: getattr(self, name) for name in names})
         with running(explanation.net, explanation.inputs), pass_progress() as on_progress:
             maps = explain.saliency_maps(
-                explanation.net.model,
+                explanation.net,
                 explanation.inputs,
                 explanation.target(),
                 self.method,

@@ -102,7 +102,7 @@ class Trace(OfImage):
         usual = "*" if self.events and not self.types else "all"
         with self.running():
             record = tracing.trace_events(
-                net.model,
+                net,
                 self.arguments,
                 self.layers or usual,
                 self.types or None,
