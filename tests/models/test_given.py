@@ -1,9 +1,11 @@
 """Models and inputs as people give them: what is understood, and one line on what is not."""
 
+import copy
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -106,3 +108,36 @@ def test_one_result_is_as_good_as_a_list_and_a_path_as_an_image(net: LoadedModel
     assert hookscope.draw_saliency(found, image, net) == hookscope.draw_saliency(saliency, image, net)
     by_path = hookscope.draw_cam(maps, STAR, net).info["hookscope"]
     assert "star.png" in str(by_path) and "star.png" not in str(hookscope.draw_cam(maps, image, net).info["hookscope"])
+
+
+def test_a_loaded_model_takes_an_image_its_path_or_its_bytes_in_its_own_type() -> None:
+    net = hookscope.load_model("shapes")
+    picture = hookscope.open_image(STAR)
+    expected = net(net.prepare(picture)[None])
+    for image in (picture, STAR, str(STAR), np.asarray(picture)):
+        assert torch.equal(net(image), expected)
+        assert hookscope.predict(net, image)[0].label == "star"
+    net.model.double()
+    assert net.prepare(picture).dtype == torch.float64 and hookscope.predict(net, picture)[0].label == "star"
+
+
+def test_what_the_module_has_is_named_where_the_loaded_model_lacks_it() -> None:
+    net = hookscope.load_model("shapes")
+    with pytest.raises(AttributeError, match=r"no attribute 'eval'; the module has it: \.model\.eval"):
+        net.eval  # noqa: B018
+    with pytest.raises(AttributeError, match="no attribute 'nonsense'$"):
+        net.nonsense  # noqa: B018
+    assert copy.deepcopy(net).name == "shapes" and not hasattr(net, "__array__")
+
+
+def test_a_plain_module_that_states_no_preprocessing_gets_no_image() -> None:
+    with pytest.raises(InputError, match=r"does not say how an image becomes its input"):
+        hookscope.predict(hookscope.load_model("shapes").model, STAR)
+
+
+def test_a_wrong_keyword_names_the_function_and_an_error_is_one_line_in_a_notebook() -> None:
+    with pytest.raises(TypeError, match=r"class_activation_maps\(\) got an unexpected keyword argument 'layer'"):
+        hookscope.class_activation_maps(hookscope.load_model("shapes"), STAR, layer="features.3")
+    with pytest.raises(UsageError) as error:
+        hookscope.predict(None, STAR)  # type: ignore[arg-type]
+    assert error.value._render_traceback_() == [f"UsageError: {error.value}"]
