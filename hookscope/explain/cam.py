@@ -51,6 +51,7 @@ from hookscope.hooks import (
     names_of,
     output_of,
     passed_on,
+    repeated,
     tensors_in,
 )
 from hookscope.interventions import channel_scores
@@ -375,13 +376,14 @@ class Rerun:
         channels = torch.cat([channels[varies], zero])
         places = torch.where(varies, varies.cumsum(0) - 1, len(channels) - 1)
         scores, begin, size = list[Tensor](), 0, self.batch_size or first_batch(picture.device)
+        run = repeated(self.model)
         while begin < len(channels):
             part = channels[begin : begin + size]
             whole = resized(part[:, None], (picture.shape[-2], picture.shape[-1]))
             low, high = whole.amin((2, 3), keepdim=True), whole.amax((2, 3), keepdim=True)
             masks = torch.where(high > low, (whole - low) / (high - low), 0).to(picture.dtype)
             with torch.no_grad():
-                scores.append(self.read(output_of(self.model, *in_place_of(self.inputs, picture * masks))).float())
+                scores.append(self.read(run(*in_place_of(self.inputs, picture * masks))).float())
             self.advance(len(part))
             begin += size
             if self.batch_size is None and has_room(picture.device):

@@ -25,7 +25,7 @@ from hookscope.explain.saliency_methods import SALIENCY_METHODS, wide
 from hookscope.explain.saliency_settings import Settings
 from hookscope.findings import counted
 from hookscope.gradients import ClampGradientSign, change_gradients
-from hookscope.hooks import AnyModel, Selection, differentiable, graph_nodes, leaves_of, module_of, names_of, output_of
+from hookscope.hooks import AnyModel, Selection, differentiable, graph_nodes, leaves_of, module_of, names_of, repeated
 from hookscope.models import takes_inputs
 from hookscope.scores import FIND_NON_FINITE, Objective, Score, check_finite_score, objectives
 
@@ -175,9 +175,10 @@ def saliency_maps(
     model, categories = module_of(model), names_of(model, categories)
     how, settings = method_named(method, SALIENCY_METHODS), settings or Settings()
     picture, ready = picture_in(inputs), model
+    again = repeated(lambda *given: ready(*given))
 
     def run(pictures: Tensor) -> Any:
-        return output_of(ready, *in_place_of(inputs, pictures))
+        return again(*in_place_of(inputs, pictures))
 
     with differentiable(model, parameters=False), ExitStack() as stack:
         picture = picture.detach().clone()

@@ -28,7 +28,7 @@ from hookscope.explain import (
     progress_counter,
 )
 from hookscope.faithfulness.facts import CENTRED, RANDOM, Faithfulness, Map, as_array
-from hookscope.hooks import AnyModel, differentiable, module_of, names_of, output_of
+from hookscope.hooks import AnyModel, differentiable, module_of, names_of, output_of, repeated
 from hookscope.models import takes_inputs
 from hookscope.scores import Objective, check_finite_score, objectives
 
@@ -185,7 +185,8 @@ def measure_faithfulness(
         check_finite_score(goals[0].score)
         fills = {"mean": partial(_mean, image), "blur": partial(_blurred, image)}
         both = fills[fill or "mean"](), fills[fill or "blur"]()
-        run = lambda images: output_of(model, *in_place_of(inputs, images))  # noqa: E731
+        again = repeated(model)
+        run = lambda images: again(*in_place_of(inputs, images))  # noqa: E731
         return MapTest(image, *both, steps, goals[0], boxes, seed, batch_size, run).measured(named, on_progress)
 
 

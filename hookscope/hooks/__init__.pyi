@@ -22,7 +22,7 @@ from .calls import (
     select_types as select_types,
     usual_types as usual_types,
 )
-from .endings import Ending as Ending, ending_of as ending_of, output_of as output_of
+from .endings import Ending as Ending, ending_of as ending_of, output_of as output_of, repeated as repeated
 from .maps import (
     InputSize as InputSize,
     Maps as Maps,

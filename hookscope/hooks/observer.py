@@ -127,7 +127,7 @@ class Observer(HookOwner):
         self._pass: FrameType | None = None
         self._thread = 0  # of the pass
         self._entered_in = 0
-        self._lock = RLock()  # passes of other threads wait while a hook runs
+        self._lock = RLock()  # a pass of this thread begins between two calls of another
         self._handles = HookHandles()
         self._watched: dict[int, _Watched] = {}
         self._named: dict[str, _Watched] = {}
@@ -259,11 +259,11 @@ class Observer(HookOwner):
     # `kwargs` and `output` are missing where another thread runs the layer while this one registers or removes the hook
 
     def _start(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> None:
+        if module is not self.model or kwargs is None or self._is_elsewhere():
+            return
         with self._lock:
-            if module is not self.model or kwargs is None or self._is_elsewhere():
-                return
             frame = sys._getframe(1)
-            if self._pass is not None and any(above is self._pass for above in _frames_above(frame)):
+            if self._is_elsewhere() or any(above is self._pass for above in _frames_above(frame)):
                 return  # the model calls itself: still the same pass
             self._pass, self._thread = frame, get_ident()
             self.progress.restart()
@@ -274,13 +274,18 @@ class Observer(HookOwner):
                 self._on_start(args, kwargs)
 
     def _is_elsewhere(self) -> bool:
-        """Whether calls of this thread do not count: the thread of the block had a pass, or another is in one."""
+        """Whether this thread is in a pass of its own that does not count.
+
+        Passes of the thread of the block count; until it has one, those of another thread. A part of such a pass may
+        run in a thread without a pass. This is asked before the lock, which a user's function may hold, and again.
+        """
         thread, here = self._thread, get_ident()
         if here in (thread, self._entered_in):
             return False
-        frame = sys._current_frames().get(thread)
-        in_pass = frame is not None and any(above is self._pass for above in (frame, *_frames_above(frame)))
-        return thread == self._entered_in or in_pass
+        call, above_this = nn.Module._call_impl.__code__, _frames_above(sys._getframe())
+        if not any(above.f_code is call and above.f_locals.get("self") is self.model for above in above_this):
+            return False
+        return thread == self._entered_in or self._pass is not None
 
     def _end(self, module: nn.Module, args: Any, kwargs: Any, output: Any = None) -> None:
         if sys._getframe(1) is self._pass:
@@ -290,23 +295,25 @@ class Observer(HookOwner):
                 self._on_end()
 
     def _before(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> Any:
+        layer = self._watched.get(id(module))
+        if layer is None or kwargs is None:
+            return None
+        if is_recomputing():  # which a backward pass may do in a thread of its own
+            if self._on_before is None or not self._again:
+                return None
+            call = self._call_again(module, layer)
+            return self._on_before(call, module, args, kwargs) if self.wants(call) else None
+        if self._is_elsewhere():
+            return None
         with self._lock:
-            layer = self._watched.get(id(module))
-            if layer is None or kwargs is None:
+            if self._is_elsewhere():
                 return None
-            if not is_recomputing():  # which a backward pass may do in a thread of its own
-                if self._is_elsewhere():
-                    return None
-                if self._on_input is not None:
-                    layer.open_inputs.append((kwargs, self._on_input(module, args, kwargs)))
-                if self._on_before is None:
-                    return None
-                index = self.progress.total if layer.counted else None
-                call = Call(layer.names[0], type(module).__name__, layer.calls, index)
-            elif self._on_before is None or not self._again:
+            if self._on_input is not None:
+                layer.open_inputs.append((kwargs, self._on_input(module, args, kwargs)))
+            if self._on_before is None:
                 return None
-            else:
-                call = self._call_again(module, layer)
+            index = self.progress.total if layer.counted else None
+            call = Call(layer.names[0], type(module).__name__, layer.calls, index)
             return self._on_before(call, module, args, kwargs) if self.wants(call) else None
 
     def _call_again(self, module: nn.Module, layer: _Watched) -> Call:
@@ -320,14 +327,16 @@ class Observer(HookOwner):
         raise LayerError(what, do="choose all calls of the layer, by its name alone", name=name)
 
     def _after(self, module: nn.Module, args: tuple[Any, ...], kwargs: Any, output: Any = _MISSING) -> Any:
-        with self._lock:
-            layer = self._watched.get(id(module))
-            if layer is None or output is _MISSING:
+        layer = self._watched.get(id(module))
+        if layer is None or output is _MISSING:
+            return None
+        if is_recomputing():
+            if not self._again or not self.wants(call := self._call_again(module, layer)):
                 return None
-            if is_recomputing():
-                if not self._again or not self.wants(call := self._call_again(module, layer)):
-                    return None
-                return self._on_call(call, module, args, kwargs, output)
+            return self._on_call(call, module, args, kwargs, output)
+        if self._is_elsewhere():
+            return None
+        with self._lock:
             if self._is_elsewhere():
                 return None
             inputs = _pop_inputs(layer.open_inputs, kwargs) if layer.open_inputs else None

@@ -6,6 +6,8 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -330,3 +332,30 @@ def test_the_pass_of_another_thread_goes_on_when_a_capture_begins_and_ends(stop:
         for thread in threads:
             thread.join()
     assert results and all(results)
+
+
+def test_parts_of_a_pass_that_run_in_other_threads_are_kept() -> None:
+    pool = ThreadPoolExecutor(2)
+    branches = Function(
+        lambda net, x: sum(pool.map(lambda part: part(x), (net.a, net.b))), a=nn.Conv2d(1, 4, 1), b=nn.Conv2d(1, 4, 1)
+    )
+    with hookscope.capture(branches) as activations:
+        branches(X)
+    assert sorted(activations) == ["a", "b"] and torch.equal(activations["b"], branches.b(X))
+
+
+def test_a_function_of_a_hook_may_wait_for_a_pass_of_another_thread() -> None:
+    net, pool = chain(), ThreadPoolExecutor(1)
+    transform = lambda kept: (pool.submit(net, X).result(), kept)[1]  # noqa: E731
+    with hookscope.capture(net, "0", transform=transform) as activations:
+        net(X)
+    assert torch.equal(activations["0"], net[0](X))
+
+
+def test_hooks_are_gone_where_the_warning_about_compiled_code_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    net = chain()
+    utils = SimpleNamespace(counters={"frames": {"ok": 1}})
+    monkeypatch.setitem(sys.modules, "torch._dynamo.utils", utils)
+    with pytest.raises(UserWarning, match="nothing was kept"), hookscope.capture(net):
+        pass
+    assert not any(layer._forward_hooks for layer in net.modules())

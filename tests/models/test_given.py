@@ -125,7 +125,7 @@ def test_what_the_module_has_is_named_where_the_loaded_model_lacks_it() -> None:
     net = hookscope.load_model("shapes")
     with pytest.raises(AttributeError, match=r"no attribute 'eval'; the module has it: \.model\.eval"):
         net.eval  # noqa: B018
-    with pytest.raises(AttributeError, match="no attribute 'nonsense'$"):
+    with pytest.raises(AttributeError, match=r"no attribute 'nonsense'$"):
         net.nonsense  # noqa: B018
     assert copy.deepcopy(net).name == "shapes" and not hasattr(net, "__array__")
 
