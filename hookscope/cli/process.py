@@ -177,22 +177,25 @@ def signals_as_exits() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():  # only the main thread may set a handler
         yield
         return
+    guarded = os.name == "posix"  # elsewhere a pipe cannot be told not to block
     old: dict[int, Any] = {}
     usual = {signal.SIGINT: signal.default_int_handler, **dict.fromkeys(ENDING_SIGNALS, signal.SIG_DFL)}
     for number, handler in usual.items():
         if signal.getsignal(number) is handler:  # `nohup` ignores SIGHUP, and still does
             old[number] = signal.signal(number, _end_by_signal)
-    _seen.clear()
-    reader, writer = os.pipe()
-    os.set_blocking(writer, False)
-    before = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
-    _pipes.append(writer)
-    threading.Thread(target=_end_if_unseen, args=(reader,), daemon=True).start()
+    if guarded:
+        _seen.clear()
+        reader, writer = os.pipe()
+        os.set_blocking(writer, False)
+        before = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+        _pipes.append(writer)
+        threading.Thread(target=_end_if_unseen, args=(reader,), daemon=True).start()
     try:
         yield
     finally:
-        signal.set_wakeup_fd(before)
-        os.close(_pipes.pop())
+        if guarded:
+            signal.set_wakeup_fd(before)
+            os.close(_pipes.pop())
         for number, handler in old.items():
             signal.signal(number, handler)
 
@@ -209,7 +212,11 @@ def _end_if_unseen(reader: int) -> None:
     with open(reader, "rb", buffering=0) as signals:
         while arrived := signals.read(1):
             # a library may have set its own handler, and `signals_held` sends the signal again
-            if signal.getsignal(arrived[0]) is _end_by_signal and not _seen.wait(_PATIENCE):
+            if signal.getsignal(arrived[0]) is not _end_by_signal:
+                continue
+            if _seen.wait(_PATIENCE):
+                _seen.clear()
+            else:
                 remove_unfinished()
                 if _is_terminal(sys.stderr):
                     os.write(2, f"{_ERASE}{_SHOW_CURSOR}".encode())
@@ -322,6 +329,7 @@ def working() -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         stack.callback(setattr, run, "begin", run.begin)
         stack.callback(line.begin, "")
+        stack.callback(timer.join)
         stack.callback(timer.cancel)
         _hide_before_others(stack, line.hide)
         run.begin = line.begin

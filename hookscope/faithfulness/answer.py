@@ -124,7 +124,8 @@ def compare_maps(measured: Sequence[Sequence[Faithfulness]], by: str = "road", *
     """
     if by not in MEASURES:
         raise UsageError(f"maps are not compared by '{by}'", do=f"there are {', '.join(MEASURES)}")
-    each = [measured] if isinstance(measured, Faithfulness) or not isinstance(measured, Sequence) else measured
+    several = isinstance(measured, Sequence) and not all(isinstance(image, Faithfulness) for image in measured)
+    each = measured if several or not measured else [measured]
     images = [{test.name: test for test in all_of(Faithfulness, image, "measure_faithfulness")} for image in each]
     names = list(images[0]) if images else []
     if not names:

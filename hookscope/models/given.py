@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 import traceback
 from collections.abc import Callable
 from contextvars import ContextVar
@@ -11,12 +12,15 @@ from typing import Any, TypeVar, cast
 
 from torch import nn
 
+import hookscope
 from hookscope.errors import HookscopeError, InputError, UsageError, kind_of
 from hookscope.hooks import AnyModel, module_of, tensors_in
 from hookscope.images import is_picture
 from hookscope.models.loaded import LoadedModel
 from hookscope.models.run import model_errors_as_input_errors
 
+_DEFECTS = AttributeError, LookupError, NameError, AssertionError
+_OURS = tuple(os.path.join(os.path.dirname(hookscope.__file__), room) for room in ("hooks", "tracing", "gradients"))
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 _is_outermost = ContextVar("outermost", default=True)  # a function that calls others knows the name of the model
 
@@ -43,8 +47,9 @@ def takes_inputs(function: _Function) -> _Function:
             if "meta tensor" in str(error).lower() and not isinstance(error, HookscopeError):
                 asked = f"{name}: the model or the input is on the meta device: it has shapes and no values"
                 raise InputError(asked, do="load the model, and give an image with values") from error
-            frames = (frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__))
-            if nn.Module._call_impl.__code__ not in frames:
+            frames = [frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)]
+            is_ours = frames[-1].co_filename.startswith(_OURS) and isinstance(error, _DEFECTS)
+            if nn.Module._call_impl.__code__ not in frames or is_ours:  # outside a pass, or in a hook of ours
                 raise
             with model_errors_as_input_errors(name, inputs):
                 raise

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import operator
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -130,7 +131,8 @@ def as_batch(family: str, pictures: Sequence[Tensor]) -> tuple[Any, ...]:
 def as_size(size: Any) -> list[int]:
     """A size as whole numbers of at least 1; one number is a square."""
     sides = [size, size] if isinstance(size, int) else list(size) if isinstance(size, Sequence) else []
-    if not sides or not all(isinstance(side, int) and side > 0 for side in sides):
+    sides = [operator.index(side) if hasattr(side, "__index__") else 0 for side in sides]  # NumPy's whole numbers too
+    if not sides or min(sides) < 1:
         words = size if isinstance(size, str | int | tuple | list) else kind_of(size)
         raise UsageError(f"bad input size {words}", do="give (H, W) or a full shape, such as (224, 224)")
     return sides

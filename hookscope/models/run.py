@@ -114,7 +114,9 @@ def forward_error(model: str, inputs: Any, error: Exception) -> InputError:
         advice = [
             "give ‹preprocess=function|--preprocess file.py:function›, which makes that many channels of a picture"
         ]
-    if isinstance(inputs, tuple) and any(isinstance(value, Tensor) and value.dim() == 3 for value in inputs):
+    if isinstance(inputs, tuple) and any(
+        isinstance(value, Tensor) and value.dim() == 3 and len(value) in (1, 3) for value in inputs
+    ):
         advice = ["x[None] adds a batch axis"]
     if ":" in model and not model.startswith("timm:"):  # only the file of a factory can say what its model takes
         advice += ["set input_size, preprocess or model_inputs next to its factory"] if about_input else []

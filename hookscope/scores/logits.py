@@ -327,7 +327,8 @@ def predict(net: AnyModel, images: Any, target: Any = "top:5", categories: Class
     check_family(loaded.family, loaded.name)
     names = loaded.categories if categories is None else categories
     wanted.check(names)
-    images = images[None] if isinstance(images, Tensor) and images.dim() == 3 else images
+    is_one = isinstance(images, Tensor) and images.dim() == len(loaded.preprocess.input_shape)
+    images = images[None] if is_one else images
     for at, image in enumerate(images if tensors_in(images) else list_pictures(images)):
         picture = None if isinstance(image, Tensor) else as_picture(image, loaded.preprocess.frames)
         inputs = loaded.inputs(image) if picture is None else given_inputs(net, picture)

@@ -141,7 +141,8 @@ def verify(net: AnyModel, pictures: Any, layers: Layers = "all", types: Iterable
         [('feature-extractor', True), ('re-computation', True)]
     """
     net = as_loaded(net)
-    given = [pictures] if isinstance(pictures, Tensor) and pictures.dim() == 3 else pictures
+    is_one = isinstance(pictures, Tensor) and pictures.dim() == len(net.preprocess.input_shape)
+    given = [pictures] if is_one else pictures
     given = given if isinstance(given, Tensor) or tensors_in(given) else list_pictures(given)
     prepared = [item if isinstance(item, Tensor) else net.prepare(as_picture(item)) for item in given]
     net_tolerance = 0.0 if net.device == "cpu" else TOLERANCE

@@ -354,8 +354,8 @@ def test_a_function_of_a_hook_may_wait_for_a_pass_of_another_thread() -> None:
 
 def test_hooks_are_gone_where_the_warning_about_compiled_code_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     net = chain()
-    utils = SimpleNamespace(counters={"frames": {"ok": 1}})
-    monkeypatch.setitem(sys.modules, "torch._dynamo.utils", utils)
+    frames = SimpleNamespace(_debug_get_cache_entry_list=lambda code: ["a compiled frame"])
+    monkeypatch.setitem(sys.modules, "torch._dynamo.eval_frame", frames)
     with pytest.raises(UserWarning, match="nothing was kept"), hookscope.capture(net):
         pass
     assert not any(layer._forward_hooks for layer in net.modules())

@@ -1,5 +1,6 @@
 """Models that end in a softmax or a sigmoid, and models with several outputs: which scores, and what is said."""
 
+import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -177,3 +178,43 @@ def test_files_of_other_formats_give_the_same(tmp_path: Path, name: str, write: 
     np.testing.assert_allclose(probabilities(scores).numpy(), shares_by_hand(kind, logits), rtol=1e-4)
     if name != "softmax of maps":
         np.testing.assert_allclose(scores.as_subclass(Tensor).numpy(), logits.numpy(), rtol=1e-4)
+
+
+def test_what_was_written_over_is_no_softmax_any_more() -> None:
+    def zeroed(net: nn.Module, x: Tensor) -> Tensor:
+        shares = net.head(x.flatten(1)).softmax(1)  # type: ignore[operator]
+        shares[:, 0] = 0
+        return shares
+
+    def emptied(net: nn.Module, x: Tensor) -> Tensor:
+        logits = net.head(x.flatten(1))  # type: ignore[operator]
+        shares: Tensor = logits.softmax(1)
+        logits.zero_()
+        return shares
+
+    x = torch.rand(1, 3, 2, 2)
+    for forward in (zeroed, emptied):
+        net = Function(forward, head=nn.Linear(12, 3)).eval()
+        with torch.no_grad():
+            output = output_of(net, x)
+            assert ending_of(output) is None and torch.equal(output, net(x))
+
+
+def test_an_output_alone_keeps_what_was_before_it() -> None:
+    net = nn.Sequential(nn.Flatten(), nn.Linear(12, 3), nn.Softmax(1), nn.Identity())
+    with capture(net, "*", leaves=True) as activations:
+        output = output_of(net, torch.rand(1, 3, 2, 2))
+    ending = ending_of(output)
+    assert ending is not None and torch.equal(ending.before().softmax(1), output)
+    assert ending_of(activations["2"]) is None and pickle.loads(pickle.dumps(activations["2"].detach())) is not None
+
+
+def test_a_gradient_inside_the_forward_pass_is_no_convolution() -> None:
+    def forward(net: nn.Module, x: Tensor) -> Tensor:
+        with torch.enable_grad():
+            y = net.conv(x.detach()).sum()  # type: ignore[operator]
+            (slope,) = torch.autograd.grad(y, [net.conv.weight])  # type: ignore[union-attr]
+        return x.flatten(1)[:, :3] + slope.sum()
+
+    net = Function(forward, conv=nn.Conv2d(3, 2, 1))
+    assert output_of(net, torch.rand(1, 3, 2, 2)).shape == (1, 3)

@@ -18,10 +18,8 @@ COLUMNS = Columns(
     Column("image", help="the image, as it was named"),
     Column("class", lambda prediction: prediction.index, "number of the class"),
     Column("label", help="name of the class, empty if unknown"),
-    Column("score", help="logit of the class, before softmax, as the model returns it"),
-    Column(
-        "probability", help="softmax over all classes, 0 to 1; tables leave it out for random weights", hide="random"
-    ),
+    Column("score", help="logit of the class, before softmax or sigmoid"),
+    Column("probability", help="of the class, 0 to 1; tables leave it out for random weights", hide="random"),
     Column("weights", help="the weights; with random weights the classes mean nothing"),
 )
 
