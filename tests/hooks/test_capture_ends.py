@@ -277,7 +277,7 @@ def test_an_output_that_cannot_be_walked_is_an_error_of_one_line(odd: Callable[[
 
 
 def test_a_compiled_model_that_calls_no_hook_is_told_at_the_end() -> None:
-    net = nn.Sequential(conv(2))
+    net = Function(lambda net, x: net.conv(x).relu(), conv=nn.Conv2d(1, 2, 1))
     compiled = torch.compile(net, backend="eager")
     compiled(X)
     with pytest.warns(UserWarning, match="torch.compile calls none"), hookscope.capture(net):
