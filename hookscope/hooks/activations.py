@@ -411,10 +411,9 @@ class capture:  # lower case: it reads like a function in a `with` statement
         # only the caller holds the kept tensors from here on
         self._activations, self._is_open = Activations(progress, {}), False
         stopped = self._observer.__exit__(kind, error, trace)
-        compiled = getattr(sys.modules.get("torch._dynamo.eval_frame"), "_debug_get_cache_entry_list", lambda code: ())
-        code = getattr(type(self._observer.model).forward, "__code__", None)
+        compiled = getattr(sys.modules.get("torch._dynamo.utils"), "counters", {}).get("frames")
         ran = progress.complete or any(layer.calls for layer in progress.layers)
-        if error is None and not ran and code is not None and len(compiled(code)):
+        if error is None and compiled and not ran:
             told = f"nothing was kept: no pass of {type(self._observer.model).__name__} has called a hook, and code of"
             warnings.warn(f"{told} torch.compile calls none; run the model that was given to capture", stacklevel=2)
         return stopped
