@@ -226,7 +226,17 @@ def draw_graph(
     for at, (node, text, size) in enumerate(zip(graph.nodes, texts, sizes, strict=True)):
         drawn = _node(node, text, layout.nodes[at], size, marks.get(at))
         parts.append(f'<a href="{_escaped(links[at])}">{drawn}</a>' if at in links else drawn)
-    return "\n".join([*parts, "</g>", "</svg>", ""])
+    return Svg("\n".join([*parts, "</g>", "</svg>", ""]))
+
+
+class Svg(str):
+    """The text of an SVG picture, which a notebook shows."""
+
+    def _repr_svg_(self) -> str:
+        return str(self)
+
+    def __repr__(self) -> str:
+        return f"SVG of {len(self):,} characters; a notebook shows it, open(FILE, 'w').write(...) keeps it"
 
 
 def _texts(node: GraphNode) -> tuple[str, str]:

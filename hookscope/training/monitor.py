@@ -16,7 +16,7 @@ from hookscope._version import __version__
 from hookscope.errors import LayerError, ModelError, UsageError, first_line, nearest
 from hookscope.hooks import AnyModel, Layers, Selection, module_of, select_types
 from hookscope.system import StrPath
-from hookscope.training.log.file import RunLog
+from hookscope.training.log.file import Run, RunLog
 from hookscope.training.optimizers import Optimizers, parameters_of
 from hookscope.training.output import RunProgress, WatcherOutput, has_failed
 from hookscope.training.reference import LastInputs
@@ -161,7 +161,7 @@ class Monitor(RunProgress):
         sinks = to if isinstance(to, Iterable) and not isinstance(to, str) else [to]
         chosen = [sink if isinstance(sink, Sink | SinkChoice) else SinkChoice.parse(sink) for sink in sinks]
         self._sinks = list(dict.fromkeys(chosen))
-        self._reference = reference
+        self._reference, self._ended = reference, False
         self._log, self._histograms, self._on_trouble = log, histograms, on_trouble
         self._header = {
             "command": None if command is None else list(command),
@@ -174,8 +174,19 @@ class Monitor(RunProgress):
             "types": None if self._choice.types is None else list(self._choice.types),
         }
 
+    @property
+    def run(self) -> Run:
+        """What was watched so far, for `diagnose` and `plot`, if no ``log`` takes it: then `read_runs` reads it."""
+        return Run(self._header, self.rows, end={} if self._ended else None, facts=self.facts)
+
+    def __repr__(self) -> str:
+        model = "every model" if self._model is None else type(self._model).__name__
+        told = "see .run" if self._log is None else "read_runs reads its log"
+        return f"Monitor({model}: {self.sampled} of {self.steps} steps sampled; {told})"
+
     def __enter__(self) -> Self:
         super().__init__()  # a second run starts from 0
+        self._ended = False
         models = ModelTracker(self._model, self._choice)
         for model in models.models:
             model.check()
@@ -201,6 +212,7 @@ class Monitor(RunProgress):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._watcher.off()
+        self._ended = True
         inputs = None if self._output.is_forked or has_failed(error) else self._watcher.inputs
         if self._reference is not None and inputs is not None:
             try:

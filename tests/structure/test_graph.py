@@ -368,3 +368,9 @@ def test_a_png_shows_the_shapes_of_the_svg_at_their_places(tmp_path: Path) -> No
     row = pixels[round((top + bottom + 48) / 2 * scale)]
     assert row[: round((left + 20) * scale)].min() == 255  # the box begins 24 to the right, and is narrower below
     assert row[round((left + 20) * scale) : round((left + 34) * scale)].min() < 220
+
+
+def test_a_drawn_graph_shows_itself_in_a_notebook_and_is_short_at_a_prompt() -> None:
+    drawn = draw_graph(layer_graph(nn.Sequential(nn.Conv2d(3, 2, 1), nn.ReLU()), input_size=(8, 8)))
+    assert isinstance(drawn, str) and drawn.startswith("<svg") and drawn._repr_svg_() == str(drawn)  # type: ignore[attr-defined]
+    assert len(repr(drawn)) < 100

@@ -19,6 +19,7 @@ from torch.nn.modules import module as modules
 from torch.optim import optimizer as optimizers
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
+import hookscope
 from hookscope.comparison import against_reference
 from hookscope.errors import LayerError, ModelError, UsageError, WriteError
 from hookscope.models import as_loaded
@@ -550,3 +551,22 @@ def test_a_run_that_fails_or_samples_nothing_writes_no_reference(tmp_path: Path)
     with Monitor(model, reference=tmp_path / "a.json", on_trouble=(said := []).append):
         pass
     assert "no pass of a model that learns was sampled" in said[0] and not (tmp_path / "a.json").exists()
+
+
+def test_a_run_without_a_log_is_judged_like_one_that_was_read(tmp_path: Path) -> None:
+    found, texts = [], []
+    for log in (None, tmp_path / "run.ndjson"):
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Flatten(), nn.Linear(12, 8), nn.ReLU(), nn.Linear(8, 2))
+        nn.init.constant_(net[1].bias, -50.0)  # type: ignore[arg-type]
+        optimizer = torch.optim.SGD(net.parameters(), 0.1)
+        with Monitor(net, optimizer, every=1, log=log) as monitor:
+            for _ in range(12):
+                optimizer.zero_grad()
+                nn.functional.cross_entropy(net(torch.randn(16, 3, 2, 2)), torch.arange(16) % 2).backward()
+                optimizer.step()
+        run = monitor.run if log is None else read_runs(log)[0]
+        found.append([(finding.finding, finding.layer) for finding in hookscope.diagnose(run)])
+        texts.append(repr(monitor))
+    assert found[0] == found[1] == [("dead-layer", "2")]
+    assert texts[0] == "Monitor(Sequential: 12 of 12 steps sampled; see .run)" and "read_runs" in texts[1]

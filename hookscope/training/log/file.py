@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any
 
-from hookscope.display import Cells, Shown
+from hookscope.display import Cells, Rows, Shown
 from hookscope.errors import InputError, UsageError, WriteError, printable
 from hookscope.system import StrPath, check_writable, is_locked_by_another
 
@@ -58,7 +58,7 @@ class Run(Shown):
         return {"layers": layers, **span, "notes": len(self.notes), "ended": self.end is not None}
 
 
-def read_runs(path: StrPath) -> list[Run]:
+def read_runs(path: StrPath) -> Rows[Run]:
     """The runs of a log, oldest first; lines that are cut off, unreadable or of an unknown kind are ignored.
 
     Raises:
@@ -71,7 +71,7 @@ def read_runs(path: StrPath) -> list[Run]:
         hookscope.errors.InputError: no log 'no.ndjson': No such file or directory
     """
     name = os.fspath(path)
-    runs: list[Run] = []
+    runs = Rows[Run]()
     read, calls = 0, set[tuple[Any, ...]]()
     try:
         with open(path, "rb") as stream:
