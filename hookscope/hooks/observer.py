@@ -276,8 +276,8 @@ class Observer(HookOwner):
     def _is_elsewhere(self) -> bool:
         """Whether this thread is in a pass of its own that does not count.
 
-        Passes of the thread of the block count; until it has one, those of another thread. A part of such a pass may
-        run in a thread without a pass. This is asked before the lock, which a user's function may hold, and again.
+        Passes of the thread of the block count; until it has one, passes of another thread do. A part of such a pass
+        may run in a thread without a pass. This is asked before the lock, which a user's function may hold, and again.
         """
         thread, here = self._thread, get_ident()
         if here in (thread, self._entered_in):

@@ -368,7 +368,8 @@ class LayerAccumulator(Accumulator):
         bounded = self.bounds != (None, None)
         totals = (m.count + m.nan + m.inf).clip(min=1)
         # of the wider channels: one of another scale than all others says nothing about these
-        rounding = _ROUNDING * float(np.quantile(m.high - m.low, 0.9)) if self.low < self.high < math.inf else 0.0
+        spreads = (m.high - m.low)[np.isfinite(m.low) & np.isfinite(m.high)]
+        rounding = _ROUNDING * float(np.quantile(spreads, 0.9)) if spreads.size else 0.0
         constant = (m.high <= m.low + rounding) & (m.nan + m.inf == 0) & (m.count > 1)
         patterned = (m.count - m.zeros >= _LEAST_PATTERN) & ~constant
         quantiles = [min(max(value, self.low), self.high) for value in self.histogram.quantiles(QUANTILES)]

@@ -178,7 +178,7 @@ def test_a_page_has_eight_images_unless_limit_says_otherwise(run: Run, here: Pat
 def test_a_model_without_a_usual_answer_has_a_page(run: Run, here: Path, model: str) -> None:
     status, out, errors = run("cat.jpg", "--format", "table", model=f"nets.py:{model}")
     assert (status, "Error" in errors, len(files(here))) == (0, False, 1)
-    assert {"features": "of the pixels", "Boxes": "no scores of classes", "Broken": "NaN"}.get(model, "%") in out
+    assert {"features": "of the pixels", "Boxes": "no scores of classes", "Broken": "NaN"}.get(model, "class ") in out
 
 
 def words_of(found: inspection.Inspection, columns: int = 80, colours: bool = False) -> list[str]:
