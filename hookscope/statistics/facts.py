@@ -46,7 +46,7 @@ class LayerStatistics(Shown):
         nan, inf: Counts of NaN and Inf.
         quantiles: By share, see `QUANTILES`; relative error below 2^-7.
         channels: Number of channels C.
-        dead_channels: Channels with one value over all images and positions, to a millionth of the range of other channels.
+        dead_channels: Channels with one value everywhere, to a millionth of the range of other channels.
         saturated: Share of values within 1 % of a bound, None for an unbounded function.
         duplicate_channels: Groups of channels that are equal up to a factor and an offset.
         rank: Effective rank of the channel covariance, 0 to C; None if it was not measured.
