@@ -176,7 +176,13 @@ class Monitor(RunProgress):
 
     @property
     def run(self) -> Run:
-        """What was watched so far, for `diagnose` and `plot`, if no ``log`` takes it: then `read_runs` reads it."""
+        """What was watched so far, for `diagnose` and `plot`.
+
+        Raises:
+            UsageError: a ``log`` holds the lines: `read_runs` reads it.
+        """
+        if self._log is not None:
+            raise UsageError("the lines of this run are in its log", do="give read_runs(log)[-1]")
         return Run(self._header, self.rows, end={} if self._ended else None, facts=self.facts)
 
     def __repr__(self) -> str:

@@ -568,5 +568,7 @@ def test_a_run_without_a_log_is_judged_like_one_that_was_read(tmp_path: Path) ->
         run = monitor.run if log is None else read_runs(log)[0]
         found.append([(finding.finding, finding.layer) for finding in hookscope.diagnose(run)])
         texts.append(repr(monitor))
+    with pytest.raises(UsageError, match="lines of this run are in its log"):
+        monitor.run  # noqa: B018
     assert found[0] == found[1] == [("dead-layer", "2")]
     assert texts[0] == "Monitor(Sequential: 12 of 12 steps sampled; see .run)" and "read_runs" in texts[1]
