@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 
 import click
 
-from hookscope.cli import process
+from hookscope.cli import process, progress
 from hookscope.cli.fields import SHORT_HELP, Options, RegistryChoice, Rows, option
 from hookscope.cli.output import formats
 from hookscope.cli.output.formats import Report
@@ -212,7 +212,7 @@ class RowCommand(Command):
 
     def start(self) -> Any:
         """Check what the options say, and run, with a line that says what goes on."""
-        with process.working():
+        with progress.working():
             formats.Output.now.begin(click.get_current_context().info_name or "")
             return super().start()
 

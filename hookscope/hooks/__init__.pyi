@@ -1,5 +1,4 @@
 from .activations import (
-    Activations as Activations,
     SaveOutput as SaveOutput,
     capture as capture,
 )
@@ -23,6 +22,7 @@ from .calls import (
     usual_types as usual_types,
 )
 from .endings import Ending as Ending, ending_of as ending_of, output_of as output_of, repeated as repeated
+from .kept import Activations as Activations
 from .maps import (
     InputSize as InputSize,
     Maps as Maps,

@@ -26,8 +26,8 @@ from hookscope.errors import ModelError, UsageError, nearest
 from hookscope.findings import listed
 from hookscope.hooks import same_bits, tensors_in
 from hookscope.models.choices import PreprocessChoice
-from hookscope.models.loaded import of_processor
 from hookscope.models.metadata import WeightsMetadata
+from hookscope.models.published import of_processor
 from hookscope.models.run import build_errors_as_model_errors, quiet_and_seeded
 from hookscope.models.transforms import OwnTransforms, Transforms
 

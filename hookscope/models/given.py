@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import inspect
-import os
 import traceback
 from collections.abc import Callable
 from contextvars import ContextVar
 from functools import wraps
+from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from torch import nn
 
-import hookscope
 from hookscope.errors import HookscopeError, InputError, UsageError, kind_of
 from hookscope.hooks import AnyModel, module_of, tensors_in
 from hookscope.images import is_picture
@@ -20,7 +19,7 @@ from hookscope.models.loaded import LoadedModel
 from hookscope.models.run import model_errors_as_input_errors
 
 _DEFECTS = AttributeError, LookupError, NameError, AssertionError
-_OURS = tuple(os.path.join(os.path.dirname(hookscope.__file__), room) for room in ("hooks", "tracing", "gradients"))
+_OURS = tuple(str(Path(__file__).parents[1] / room) for room in ("hooks", "tracing", "gradients"))
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 _is_outermost = ContextVar("outermost", default=True)  # a function that calls others knows the name of the model
 

@@ -230,7 +230,7 @@ class MadeSource(ModelSource):
 
     def transforms(self, net: nn.Module) -> Any:
         """How pictures become inputs, `Transforms` or `OwnTransforms`; None for the usual way of the family."""
-        from hookscope.models.loaded import published_transforms
+        from hookscope.models.published import published_transforms
 
         return published_transforms(net, [self.checkpoint] if self.checkpoint else [])
 
@@ -243,7 +243,7 @@ class MadeSource(ModelSource):
     def build(self, weights: WeightsChoice, seed: int, progress: Progress | None) -> LoadedModel:
         import torch
 
-        from hookscope.models.loaded import published_class_names
+        from hookscope.models.published import published_class_names
 
         if weights.kind is WeightsKind.NAME or not self.has_trained:
             weights.refuse_names(self.text)

@@ -325,7 +325,7 @@ class TransformersSource(MadeSource):
             return cast("nn.Module", converted)
 
     def transforms(self, net: nn.Module) -> Any:
-        from hookscope.models.loaded import published_transforms
+        from hookscope.models.published import published_transforms
 
         return published_transforms(net, [self.text])
 

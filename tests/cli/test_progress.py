@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from hookscope.cli import process
+from hookscope.cli import progress
 from hookscope.cli.output import formats as output
-from hookscope.cli.process import _bar_width, download_progress, image_progress, pass_progress
+from hookscope.cli.progress import _bar_width, download_progress, image_progress, pass_progress
 from tests.cli.helpers import Terminal
 
 Progress = Callable[[], AbstractContextManager[Any]]
@@ -131,7 +131,7 @@ def test_a_bar_of_passes_appears_with_the_first_of_several(monkeypatch: pytest.M
         on_progress(1, 1)
     assert terminal.getvalue() == ""
     now = iter([0.0, *[2.0] * 9])
-    monkeypatch.setattr("hookscope.cli.process.time.monotonic", lambda: next(now))
+    monkeypatch.setattr("hookscope.cli.progress.time.monotonic", lambda: next(now))
     with pass_progress("images") as on_progress:
         assert on_progress is not None
         on_progress(1, 3)
@@ -192,9 +192,9 @@ def test_the_bar_fits_the_terminal(columns: int, width: int) -> None:
 
 
 def test_after_two_seconds_a_line_says_what_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process, "_SILENT", 0.05)
+    monkeypatch.setattr(progress, "_SILENT", 0.05)
     terminal = standard_error(monkeypatch)
-    with process.working():
+    with progress.working():
         output.Output.now.begin("loading resnet34")
         assert terminal.getvalue() == ""
         wait_for(lambda: screen(terminal.getvalue()) == ["loading resnet34 ..."])
@@ -213,10 +213,10 @@ def test_after_two_seconds_a_line_says_what_goes_on(monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize("quiet", [True, False])
 def test_a_short_or_quiet_run_has_no_line(monkeypatch: pytest.MonkeyPatch, quiet: bool) -> None:
-    monkeypatch.setattr(process, "_SILENT", 0.0 if quiet else 60.0)
+    monkeypatch.setattr(progress, "_SILENT", 0.0 if quiet else 60.0)
     monkeypatch.setattr(output.Output.now, "quiet", quiet)
     terminal = standard_error(monkeypatch)
-    with process.working():
+    with progress.working():
         output.Output.now.begin("loading resnet34")
         time.sleep(0.02)
     assert terminal.getvalue() == ""

@@ -16,7 +16,6 @@ from torchvision.transforms._presets import ImageClassification
 from torchvision.transforms.functional import to_pil_image
 
 from hookscope.errors import WeightsError
-from hookscope.models.loaded import of_processor, of_timm, published_class_names, published_transforms
 from hookscope.models.metadata import (
     WeightsMetadata,
     count_parameters,
@@ -25,6 +24,7 @@ from hookscope.models.metadata import (
     read_metadata,
 )
 from hookscope.models.preprocess import Preprocess
+from hookscope.models.published import of_processor, of_timm, published_class_names, published_transforms
 from hookscope.models.transforms import OwnTransforms, Resize, Transforms, imagenet_transforms
 
 ROOT = Path(__file__).parents[2]

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torchvision.models.feature_extraction import create_feature_extractor, get_graph_node_names
 
 import hookscope.hooks.activations
+import hookscope.hooks.kept
 import hookscope.verification.checks
 from hookscope.errors import InputError, LayerError, ModelError
 from hookscope.hooks.activations import capture
@@ -347,9 +348,9 @@ def test_a_call_missing_from_the_trace_is_found(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_capture_that_loses_a_call_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    add = hookscope.hooks.activations.CallMapping._add
+    add = hookscope.hooks.kept.CallMapping._add
     monkeypatch.setattr(
-        hookscope.hooks.activations.CallMapping,
+        hookscope.hooks.kept.CallMapping,
         "_add",
         lambda self, call, value: call.key == "fc" or add(self, call, value),
     )

@@ -8,7 +8,7 @@ from hookscope import drawing, hooks, interventions, scores
 from hookscope.cli.commands.intervene import Change, at_option
 from hookscope.cli.fields import option
 from hookscope.cli.output.formats import Report, Section, note
-from hookscope.cli.process import pass_progress
+from hookscope.cli.progress import pass_progress
 from hookscope.cli.shared import options as shared
 from hookscope.cli.shared.output_paths import write_plot
 from hookscope.cli.shared.subject import OfImage

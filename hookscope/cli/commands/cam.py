@@ -7,7 +7,7 @@ from typing import Any
 
 from hookscope import explain, hooks, scores
 from hookscope.cli.fields import option
-from hookscope.cli.process import pass_progress
+from hookscope.cli.progress import pass_progress
 from hookscope.cli.shared import options as shared
 from hookscope.cli.shared.output_paths import write_picture
 from hookscope.cli.shared.picture_run import ANSWER, FRAME, PEAK, ExplainCommand, Explanation, cam_methods

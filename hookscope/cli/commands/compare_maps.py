@@ -10,7 +10,7 @@ from hookscope import explain, faithfulness, hooks
 from hookscope.cli.fields import option
 from hookscope.cli.output.formats import Report, Section
 from hookscope.cli.output.table import MOST_WORDS, wrapped
-from hookscope.cli.process import pass_progress
+from hookscope.cli.progress import pass_progress
 from hookscope.cli.shared import options as shared
 from hookscope.cli.shared.picture_run import ExplainCommand, Explanation, cam_methods
 from hookscope.cli.shared.subject import caption_of, running

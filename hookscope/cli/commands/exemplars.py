@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from hookscope import drawing, exemplars, hooks, jobs, models, report, system
-from hookscope.cli import process
+from hookscope.cli import process, progress
 from hookscope.cli.fields import option
 from hookscope.cli.output.formats import Report, Section, note
 from hookscope.cli.shared import options as shared
@@ -167,7 +167,7 @@ def _synthesized(
         [unit.channel for unit in layer.channels if len(unit.synthesized) < count and not unit.unreached]
         for layer in layers
     ]
-    with process.image_progress(count * sum(map(len, wanted))) as advance, process.prints_to_standard_error():
+    with progress.image_progress(count * sum(map(len, wanted))) as advance, process.prints_to_standard_error():
         for at, channels in enumerate(wanted):
             if channels:
                 made[at] = exemplars.add_synthesized(net, layers[at], channels, count=count, on_progress=advance)
@@ -190,7 +190,7 @@ def _draw(options: Exemplars, net: models.LoadedModel, layers: Sequence[exemplar
         channels = counted(sum(len(layer.channels) for layer in layers), "channel")
         size = crops_drawn * _CROP_BYTES / 1e9
         note(f"Note: sheets of {channels} take up to {size:.1f} GB; --layer and --channels choose fewer")
-    with process.pass_progress("images") as on_progress:
+    with progress.pass_progress("images") as on_progress:
         crops = exemplars.cut_crops(net, layers, on_progress or (lambda done, total: None))
     if gone := exemplars.lost_words(crops):
         note(f"Note: {gone}")

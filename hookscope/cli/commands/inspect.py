@@ -12,7 +12,7 @@ from functools import cached_property, partial
 from typing import Any
 
 from hookscope import exemplars, hooks, images, inspection, report, scores, statistics, system
-from hookscope.cli import process
+from hookscope.cli import process, progress
 from hookscope.cli.fields import option
 from hookscope.cli.output.formats import Output, Report, Section, note
 from hookscope.cli.output.table import MOST_WORDS, Page, beside, caption_lines, shortened, styled, wrapped
@@ -107,7 +107,7 @@ class Inspect(PictureCommand):
             if show is not None:
                 show(done, total)
 
-        with process.prints_to_standard_error(), process.pass_progress("images") as show:
+        with process.prints_to_standard_error(), progress.pass_progress("images") as show:
             outcome = inspection.inspect(
                 net,
                 images,

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from hookscope import models, planning, report
-from hookscope.cli import process
+from hookscope.cli import process, progress
 from hookscope.cli.command import RowCommand
 from hookscope.cli.fields import option
 from hookscope.cli.output.formats import Report, Section, note
@@ -169,7 +169,7 @@ class Plan(RowCommand):
 
     def run(self) -> None:
         source = models.find_source(self.model)  # an unknown name fails before torch is imported
-        with process.prints_to_standard_error(), process.pass_progress() as on_progress:
+        with process.prints_to_standard_error(), progress.pass_progress() as on_progress:
             plan = planning.plan(
                 source,
                 batch_size=self.batch_size,

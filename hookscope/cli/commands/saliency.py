@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from hookscope import explain
 from hookscope.cli.fields import kept_rows, option
-from hookscope.cli.process import pass_progress
+from hookscope.cli.progress import pass_progress
 from hookscope.cli.shared import options as shared
 from hookscope.cli.shared.picture_run import ANSWER, FRAME, PEAK, ExplainCommand, Explanation
 from hookscope.cli.shared.subject import running

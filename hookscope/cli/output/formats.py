@@ -112,7 +112,7 @@ class Output:
         quiet: Whether standard error is for errors only, as ``--quiet`` says.
         utf8: Whether JSON holds characters beyond ASCII as they are, as ``--utf8`` says; None: on a UTF-8 terminal.
         traceback: Whether an error shows where it was raised.
-        begin: Says in a few words what the run does now; `process.working` shows them.
+        begin: Says in a few words what the run does now; `progress.working` shows them.
     """
 
     argv: Sequence[str] = ()

@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from hookscope import hooks, jobs, models, statistics
-from hookscope.cli import process
+from hookscope.cli import process, progress
 from hookscope.cli.fields import Options, group, option
 from hookscope.cli.output.formats import Output, note
 from hookscope.cli.shared.options import FiniteRange, ops_option, type_option
@@ -153,7 +153,7 @@ class ImageRun(contextlib.ExitStack):
         """Show the bar of the images that an earlier run has not done."""
         if done:
             note(f"Note: {self._file} holds {done:,} of {self.total}")
-        self._advance = self.enter_context(process.image_progress(self._count - done))
+        self._advance = self.enter_context(progress.image_progress(self._count - done))
         self.enter_context(process.prints_to_standard_error())
 
     def _interrupt(self, done: int) -> None:

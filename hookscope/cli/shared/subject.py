@@ -20,7 +20,7 @@ from typing import Any
 import click
 
 from hookscope import hooks, images as image_reader, models
-from hookscope.cli import process
+from hookscope.cli import process, progress
 from hookscope.cli.command import RowCommand
 from hookscope.cli.fields import GIVEN, Options, argument, group, option
 from hookscope.cli.output.formats import Output, note
@@ -259,8 +259,8 @@ class ModelOptions(Options):
         Output.now.begin(f"loading {name}")
         options = {field.name: getattr(self, field.name) for field in fields(ModelOptions)}
         options |= {"model": source, "weights": models.WeightsChoice.parse(self.weights)}
-        with process.prints_to_standard_error(), process.download_progress() as progress:
-            net = models.load_model(**options, progress=progress)
+        with process.prints_to_standard_error(), progress.download_progress() as show:
+            net = models.load_model(**options, progress=show)
         for text in net.notes:
             note(f"Note: {text}" + "; its answers mean nothing" * (text == net.missing_weights))
         if pictures:
