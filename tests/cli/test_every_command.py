@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner
 from PIL import Image
 
-from hookscope.cli import process
+from hookscope.cli import progress
 from hookscope.cli.main import COMMANDS, cli
 from hookscope.drawing.files import read_provenance, write_png
 from hookscope.explain.cam_methods import CAM_METHODS, CamMethod, gradcam
@@ -159,7 +159,7 @@ def test_a_terminal_has_a_bar(
 ) -> None:
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
-    monkeypatch.setattr(process, "_SILENT", 0.0)
+    monkeypatch.setattr(progress, "_SILENT", 0.0)
     status, out, _ = run(command, *words)
     assert (status, bar in terminal.getvalue(), bar in out) == (0, True, False)
 

@@ -1,8 +1,12 @@
 """The command predict: rows for each picture and class, the models' scores, and its errors."""
 
+from pathlib import Path
+
+import pytest
 import torch
 
 import hookscope
+from hookscope.cli.main import main
 from tests.cli.helpers import Run, rows
 
 NETS = """
@@ -44,3 +48,15 @@ def test_scores_are_the_models_own_best_first_also_of_a_segmentation_and_of_nan(
     status, out, _ = run("cat.png", "--top", "1", "--format", "ndjson", model="nets.py:Broken")
     assert status == 0 and rows(out)[0]["score"] is None
     assert run("cat.png", "--top", "1", "--format", "csv", model="nets.py:Broken")[1].splitlines()[1].count("nan") == 2
+
+
+def test_random_weights_of_a_factory_are_told_first_unless_they_were_asked_for(
+    here: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for words, told in (([], True), (["--weights", "none"], False), (["--quiet"], False)):
+        for command in ("predict", "cam", "saliency"):
+            with pytest.raises(SystemExit):
+                main([command, "nets.py:Small", "cat.png", "--input-size", "32", *words])
+            first = capfd.readouterr().err.partition("\n")[0]
+            text = "Note: nets.py:Small loads no trained weights (random (seed 0)); its answers mean nothing"
+            assert (first == text) == told

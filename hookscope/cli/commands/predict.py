@@ -42,6 +42,7 @@ class Predict(OfImages):
     """
 
     fields_told = COLUMNS
+    tells_classes = True
 
     top: int | None = option(
         "How many classes to print, the best first.  [default: 5]", metavar="K", type=click.IntRange(1, 999_999)

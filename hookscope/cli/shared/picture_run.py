@@ -233,6 +233,7 @@ class ExplainCommand(PictureCommand):
     """What commands share that explain an answer by maps."""
 
     suffixes = (".png", *drawing.ANIMATIONS)
+    tells_classes = True
 
     target: scores.Target | scores.Boxes | str | None = shared.target_option(
         "What to explain. A class",

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import fields
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 import click
 
@@ -404,6 +404,8 @@ class OfImage(OfModel):
 class OfImages(OfModel, ImageList):
     """A command about images, one after another."""
 
+    tells_classes: ClassVar[bool] = False
+    """Whether it says first that the answers of random weights mean nothing."""
     layers: hooks.Selection | None = None
     types: tuple[str, ...] = ()
 
@@ -421,4 +423,7 @@ class OfImages(OfModel, ImageList):
         self.files.read_first()
         net = self.model.load()
         check_choice(net, self.types, self.layers)
+        is_chosen = net.missing_weights or self.model.weights == "none"
+        if self.tells_classes and models.is_random(net.weights) and not is_chosen:
+            note(f"Note: {net.name} loads no trained weights ({net.weights}); its answers mean nothing")
         return net

@@ -145,7 +145,7 @@ def test_pictures_are_said_also_before_an_error_and_nothing_else(run: Any) -> No
     lines = run("visualize net.py:net cat.png bad.png --layer 0 -o out/", status=1)
     assert [line.partition(" ")[0] for line in lines] == ["Error:", "wrote"]
     assert run("visualize net.py:net cat.png --layer 0 -o -") == []
-    assert run("cam net.py:net cat.png -o /dev/null") == []
+    assert run("cam net.py:net cat.png -o /dev/null --weights none") == []
     assert not [line for line in run("stats net.py:net cat.png") if line.startswith("wrote")]
 
 
@@ -240,5 +240,5 @@ def test_without_the_extra_its_name_is_said(screen: Any, monkeypatch: pytest.Mon
 
 def test_show_in_the_settings_is_for_terminals_only(run: Any, screen: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOOKSCOPE_CAM_SHOW", "1")
-    assert run("cam net.py:net cat.png -o a.png") == ["wrote a.png; open it: xdg-open a.png"]
+    assert run("cam net.py:net cat.png -o a.png --weights none") == ["wrote a.png; open it: xdg-open a.png"]
     assert screen("cam net.py:net cat.png -o a.png").count("▀") > 50
