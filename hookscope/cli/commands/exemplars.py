@@ -200,7 +200,7 @@ def _draw(options: Exemplars, net: models.LoadedModel, layers: Sequence[exemplar
             pages = exemplars.draw_exemplars(layer, net, crops)
             for at, page in enumerate(pages, 1):
                 of = f"-{at:0{len(str(len(pages)))}d}" if len(pages) > 1 else ""
-                name = f"{number:03d}-{file_word(layer.key or layer.call.type)[:150]}{of}.png"  # sorts by execution
+                name = f"{number:03d}-{file_word(layer.key or layer.call.type, 150)}{of}.png"  # sorts by execution
                 names.add(name)
                 write_picture(os.path.join(options.output, name), page)
         _remove_others(options.output, names)

@@ -147,9 +147,9 @@ def write_plot(path: str, figure: Any, provenance: Mapping[str, Any] | None = No
     wrote(path)
 
 
-def file_word(text: str) -> str:
+def file_word(text: str, limit: int = _LONGEST_NAME) -> str:
     """``text`` as part of a file name: letters, digits and a few signs stay, other characters become ``%XX``."""
-    return "".join(map(_file_letter, text)).lstrip(".") or "_"
+    return _cut("".join(map(_file_letter, text)).lstrip(".") or "_", limit)
 
 
 def _file_letter(letter: str) -> str:
@@ -163,7 +163,7 @@ def _cut(text: str, limit: int) -> str:
     whole = text.encode()
     if len(whole) <= limit:
         return text
-    return f"{whole[: limit - 9].decode(errors='ignore')}-{zlib.crc32(whole):08x}"
+    return f"{whole[: limit - 9].decode(errors='ignore')}~{zlib.crc32(whole):08x}"
 
 
 def model_word(model: str) -> str:
@@ -175,8 +175,8 @@ def model_word(model: str) -> str:
 def image_words(images: Sequence[str]) -> list[str]:
     """The names of images without folder and suffix, as parts of file names; no two are the same."""
     stems = [os.path.splitext(os.path.basename(image))[0] for image in images]
-    words = ["stdin" if image == "-" else file_word(stem) for image, stem in zip(images, stems, strict=True)]
-    return _distinct([_cut(word, _LONGEST_IMAGE) for word in words])
+    named = zip(images, stems, strict=True)
+    return _distinct(["stdin" if image == "-" else file_word(stem, _LONGEST_IMAGE) for image, stem in named])
 
 
 def call_names(calls: Sequence[Call], word: str, model: str) -> list[str]:

@@ -6,7 +6,6 @@ import contextlib
 import io
 import os
 import zipfile
-import zlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -197,8 +196,7 @@ def write_bytes(data: bytes) -> None:
     stream.flush()
 
 
-_LONGEST_WHAT = 80  # letters of a file name
-
+_LONGEST_WHAT = 80  # bytes of a file name
 
 ANSWER = Columns(
     Column("class", need=12, hide="unknown"),
@@ -353,10 +351,7 @@ class Explanation:
 
         ``what`` names the method and the chosen layers: runs that differ in them write different files.
         """
-        what = file_word(what)
-        if len(what) > _LONGEST_WHAT:  # the checksum tells long names with the same beginning apart
-            what = f"{what[: _LONGEST_WHAT - 9]}~{zlib.crc32(what.encode()):08x}"
-        name = f"{self.word}-{model_word(self.net.name)}-{what}-{answer.key}.png"
+        name = f"{self.word}-{model_word(self.net.name)}-{file_word(what, _LONGEST_WHAT)}-{answer.key}.png"
         path = self.run.path(name, self.source.origin.image, alone and len(self.run.files.paths) == 1)
         self.run.write(page, path)
         return path
