@@ -28,6 +28,8 @@ _CKA_IMAGES = 4
 
 
 _SIDES = ("a", "b")
+_LIMITS = "max_relative min_cosine min_agreement"
+_OF_IMAGES = f"image_b layers map plot grid matrix html junit {_LIMITS}"  # which saved statistics do not take
 
 
 class SideOptions(ModelOptions):
@@ -185,9 +187,7 @@ class Compare(RowCommand, ImageList, BatchOptions):
         "Smallest allowed cosine of a pair, such as 0.99.", type=shared.number_from(-1.0, 1.0)
     )
     min_agreement: float | None = option("Smallest share of images with the same best class: 95%.", type=shared.share)
-    junit: str | None = shared.out_file(
-        "Also write the result of the limits as JUnit XML.", needs="max_relative min_cosine min_agreement"
-    )
+    junit: str | None = shared.out_file("Also write the result of the limits as JUnit XML.", needs=_LIMITS)
     batch_size: int | None = option(  # type: ignore[assignment]
         "Images in one forward pass.  [default: as many as fit, 4 to 16]", topic="images"
     )
@@ -213,22 +213,8 @@ class Compare(RowCommand, ImageList, BatchOptions):
 
     def run(self) -> int:
         if self.saved:
-            others = (
-                "image_b",
-                "layers",
-                "map",
-                "plot",
-                "grid",
-                "matrix",
-                "html",
-                "junit",
-                "max_relative",
-                "min_cosine",
-            )
-            if unused := [
-                name for name in (*others, "min_agreement") if getattr(self, name, None) not in (None, False)
-            ]:
-                asked = f"--{unused[0].replace('_', '-').replace('layers', 'layer')} needs models and images"
+            if unused := next((name for name in _OF_IMAGES.split() if getattr(self, name) is not None), None):
+                asked = f"--{unused.replace('_', '-').replace('layers', 'layer')} needs models and images"
                 raise UsageError(f"{asked}, not saved statistics", do="leave it out, or use `check --reference`")
             self.print(_saved_report(*map(statistics.load_statistics, self.saved)))
             return 0
