@@ -15,7 +15,7 @@ from torch import nn
 from hookscope.drawing import colours
 from hookscope.drawing.text import font, wrapped
 from hookscope.errors import UsageError, printable
-from hookscope.images import AnyImage, as_picture
+from hookscope.images import InputImage
 from hookscope.models import LoadedModel
 
 Box = tuple[float, float, float, float]
@@ -187,9 +187,8 @@ def draw_heat(photograph: Image.Image, heat: Heat | None, width: int, cmap: str,
     return _picture(photograph, heat, size, cmap, ground)
 
 
-def seen_part(picture: AnyImage, net: LoadedModel | nn.Module | None) -> tuple[Image.Image, Box]:
+def seen_part(picture: InputImage, net: LoadedModel | nn.Module | None) -> tuple[Image.Image, Box]:
     """The RGB photograph to draw maps on, and its part that the network saw: of a `LoadedModel`, else all of it."""
-    picture = as_picture(picture)
     photograph = picture.image
     if not isinstance(net, LoadedModel):
         return photograph, (0.0, 0.0, float(photograph.width), float(photograph.height))

@@ -19,13 +19,7 @@ from hookscope.findings import counted
 from hookscope.hooks.calls import Call
 from hookscope.hooks.observer import PassProgress
 from hookscope.hooks.registration import hook_tensor
-from hookscope.hooks.tensors import (
-    as_float,
-    map_tensors,
-    shape_of,
-    tensors_in,
-    unwrapped,
-)
+from hookscope.hooks.tensors import as_float, map_tensors, shape_of, tensors_in, unwrapped
 
 
 class CallMapping(Shown, Mapping[str, Any]):
@@ -47,7 +41,7 @@ class CallMapping(Shown, Mapping[str, Any]):
 
     def __getitem__(self, key: str | int) -> Any:
         """The value of a call; an index counts calls of the chosen types, also from the end of the pass."""
-        return self._values[self._find_name(key) if isinstance(key, str) else self._find_index(as_index(key))]
+        return self._values[self._find(key)]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._values)
@@ -83,9 +77,8 @@ class CallMapping(Shown, Mapping[str, Any]):
         self._values.pop(key, None)
         self._calls.pop(key, None)
 
-    def _forget(self) -> None:
-        for key in list(self._known):
-            self._drop(key)
+    def _find(self, key: str | int) -> str:
+        return self._find_name(key) if isinstance(key, str) else self._find_index(as_index(key))
 
     def _find_name(self, key: str) -> str:
         exact = self._exact(key)
@@ -235,9 +228,9 @@ class Activations(CallMapping):
         """The feature maps of a call as a picture with its name, as `hookscope.draw_sheet` draws them."""
         import hookscope  # the public face: drawing stands above this package
 
-        value, name = self[key], self._find_name(key) if isinstance(key, str) else self._find_index(as_index(key))
+        name = self._find(key)
         module = self._modules[name]() if name in self._modules else None
-        return hookscope.draw_sheet(value, image, net, **{"title": name, "layer": module, **options})
+        return hookscope.draw_sheet(self[name], image, net, **{"title": name, "layer": module, **options})
 
     @property
     def did_not_run(self) -> tuple[str, ...]:
@@ -252,4 +245,5 @@ class Activations(CallMapping):
     def clear(self) -> None:
         """Drop all outputs, inputs and gradients."""
         for by_call in (self, self.inputs, self.grad):
-            by_call._forget()
+            for key in list(by_call._known):
+                by_call._drop(key)

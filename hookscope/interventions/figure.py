@@ -106,7 +106,7 @@ def _draw_picture(figure: Figure, x: float, y: float, high: float, image: Image.
 
 def _pictures(
     shown: Sequence[ChannelWorth],
-    photograph: Image.Image | InputImage,
+    photograph: InputImage,
     net: LoadedModel | nn.Module | None,
     cmap: str | None,
 ) -> list[tuple[Image.Image, tuple[str, str]]]:
@@ -116,7 +116,7 @@ def _pictures(
     signed = any(bool(values.min() < 0) for _, values in maps)
     cmap, ground = cmap or (_TWO_COLOURS if signed else "inferno"), LIGHT if signed else PALE
     ends = (" (blue)", " (red)") if cmap == _TWO_COLOURS else ("", "")
-    name = os.path.basename(getattr(photograph, "name", "")) or "photograph"
+    name = os.path.basename(photograph.name) or "photograph"
     cells = [(draw_heat(picture, None, _PIXELS, cmap), (name, ""))]
     for label, values in maps:
         top = float(np.abs(values).max())

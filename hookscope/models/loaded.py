@@ -18,10 +18,7 @@ from hookscope.hooks import AnyModel, module_of
 from hookscope.images import AnyImage, InputImage, as_picture, is_picture
 from hookscope.models.metadata import WeightsMetadata
 from hookscope.models.preprocess import Preprocess
-from hookscope.models.transforms import (
-    Transforms,
-    usual_transforms,
-)
+from hookscope.models.transforms import Transforms, usual_transforms
 
 # MViT takes exactly 16 frames; all other video models of torchvision take 16 too.
 CLIP_FRAMES = 16
@@ -250,9 +247,8 @@ class LoadedModel(Shown):
 
     def prepare(self, picture: InputImage | Image.Image) -> Tensor:
         """The input tensor of a picture, ``(3, H, W)``, or of a clip, ``(3, T, H, W)``."""
-        if not isinstance(picture, InputImage):
-            picture = as_picture(picture)
-        tensor = self.preprocess(picture.frames if len(picture.frames) > 1 else picture.image)
+        frames = as_picture(picture).frames
+        tensor = self.preprocess(frames if len(frames) > 1 else frames[0])
         kind = next((weight.dtype for weight in self.model.parameters()), tensor.dtype)
         halves_or_doubles = kind in (torch.float16, torch.bfloat16, torch.float64) and tensor.is_floating_point()
         return tensor.to(kind) if halves_or_doubles else tensor

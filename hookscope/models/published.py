@@ -12,7 +12,6 @@ from typing import Any
 
 from torch import nn
 
-# MViT takes exactly 16 frames; all other video models of torchvision take 16 too.
 from hookscope.models.loaded import family_of
 from hookscope.models.transforms import (
     IMAGENET_MEAN,
