@@ -126,7 +126,8 @@ def kernel_sheet(
 ) -> KernelSheet:
     """Draw the filters of a model's convolutions: of the first, or of ``layers``; errors are as in `draw_kernels`."""
     style = style or Style(cmap="RdBu_r")
-    convolutions = _convolutions(model)
+    filters_of = ((name, module, _filters(module)) for name, module in model.named_modules())
+    convolutions = [(layer, module, filters) for layer, module, filters in filters_of if filters is not None]
     selected = layers_named(model, layers)
     chosen = [
         (number, *pair)
@@ -154,11 +155,6 @@ def kernel_sheet(
     provenance: dict[str, Any] = {**package_versions(), "model": name, "weights": weights, "cmap": style.cmap}
     provenance |= {"levels": colours.LEVELS, "size": list(image.size), "kernels": kernels}
     return KernelSheet(with_provenance(image, provenance), provenance, tuple(left_out))
-
-
-def _convolutions(model: nn.Module) -> list[tuple[str, nn.Module, Tensor]]:
-    layers = ((name, module, _filters(module)) for name, module in model.named_modules())
-    return [(name, module, filters) for name, module, filters in layers if filters is not None]
 
 
 def _filters(module: nn.Module) -> Tensor | None:

@@ -134,17 +134,12 @@ class RegionTarget(ScoreTarget):
             else partial(class_objectives, self.target)
         )
         goals = of(self.region, output, categories, what)
-        around = _bounds(self.region)
+        (top, left), (bottom, right) = (limits.tolist() for limits in self.region.nonzero().aminmax(dim=0))
+        around = (float(left), float(top), float(right + 1), float(bottom + 1))
         return [
             replace(goal, score=replace(goal.score, target=f"{goal.score.name} {self.where}", box=around))
             for goal in goals
         ]
-
-
-def _bounds(region: Tensor) -> tuple[float, float, float, float]:
-    """``(left, top, right, bottom)`` of the box around the pixels of ``region`` ``(H, W)``."""
-    (top, left), (bottom, right) = (limits.tolist() for limits in region.nonzero().aminmax(dim=0))
-    return float(left), float(top), float(right + 1), float(bottom + 1)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

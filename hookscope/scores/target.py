@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 from collections.abc import Callable, Sequence
@@ -89,7 +90,8 @@ class Target:
         classes: dict[int, None] = {}
         for term in self._terms(categories):
             if top := _top(term):
-                ranks = {at: _rank(score) for at, score in enumerate(scores) if score is not None}
+                known = {at: score for at, score in enumerate(scores) if score is not None}
+                ranks = {at: -math.inf if math.isnan(score) else score for at, score in known.items()}
                 classes |= dict.fromkeys(sorted(ranks, key=lambda at: (-ranks[at], at))[:top])
             else:
                 classes[_by_index(term, len(scores)) if _is_index(term) else _by_name(term, categories)] = None
@@ -114,10 +116,6 @@ def _top(term: str) -> int | None:
 
 def _is_index(text: str) -> bool:
     return re.fullmatch(r"\s*[0-9]+\s*", text) is not None
-
-
-def _rank(score: float) -> float:
-    return score if score == score else float("-inf")  # NaN is not a high score
 
 
 def _by_index(text: str, classes: int) -> int:

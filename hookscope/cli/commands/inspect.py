@@ -6,7 +6,7 @@ import math
 import os
 import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import cached_property, partial
 from typing import Any
@@ -189,7 +189,9 @@ def in_words(found: inspection.Inspection, caption: Mapping[str, Any], page: Pag
     named = int(found.is_random and [place.kind for place in found.places[:1]] == ["random-weights"])
     lines, shown = [*_answers(found, page)], named
     if not named or len(found.places) > named:
-        lines += _verdict(found.places, page)
+        severest = next(iter(numbers_by_severity(found.places)), "note")
+        verdict = wrapped(severity_counts(found.places) or "no place stands out", page.columns)
+        lines += [styled(line, severest, page.colours) if severest != "note" else line for line in verdict]
     for place in found.places[named:]:
         begin = f"{shown + 1:>2}  {place.severity}  "
         is_named = re.search(rf"(?<![\w.]){re.escape(place.layer)}(?!\.?\w)", place.reason)
@@ -225,9 +227,3 @@ def _answer(image: inspection.InspectedImage, is_random: bool) -> str:
     top = [prediction for prediction in best if prediction.probability >= _LEAST_SHARE] or best[:1]
     words = (one.name if is_random else f"{one.name} {percent(one.probability)}" for one in top)
     return ", ".join(words) or "the model gives no scores of classes"
-
-
-def _verdict(places: Sequence[inspection.Place], page: Page) -> Iterator[str]:
-    severest = next(iter(numbers_by_severity(places)), "note")
-    for line in wrapped(severity_counts(places) or "no place stands out", page.columns):
-        yield styled(line, severest, page.colours) if severest != "note" else line

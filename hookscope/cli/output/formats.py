@@ -297,7 +297,8 @@ def _until_error(rows: Iterable[Any]) -> tuple[list[Any], Exception | None]:
 
 
 def _write_table(report: Report, stream: TextIO) -> None:
-    page, lines = _page(stream), list[str]()
+    ellipsis = "…" if _encoding(stream).startswith("utf") else "..."
+    page, lines = Page(max(_LEAST_COLUMNS, terminal_columns(stream)), has_colours(stream), ellipsis), list[str]()
     if report.in_words is not None:
         _emit(stream, "".join(f"{line}\n" for line in report.in_words(page)))
         return
@@ -325,11 +326,6 @@ def _write_table(report: Report, stream: TextIO) -> None:
     if report.findings is not None:
         lines += findings_in_words(report.findings, page)
     _emit(stream, "".join(f"{line}\n" for line in lines))
-
-
-def _page(stream: TextIO) -> Page:
-    ellipsis = "…" if _encoding(stream).startswith("utf") else "..."
-    return Page(max(_LEAST_COLUMNS, terminal_columns(stream)), has_colours(stream), ellipsis)
 
 
 FORMATS: dict[str, Callable[[Report, TextIO], None]] = {
