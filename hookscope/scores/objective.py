@@ -17,6 +17,7 @@ from hookscope.hooks import tensors_in
 from hookscope.models import describe_error
 from hookscope.scores.logits import (
     ASK_FOR_A_BOX,
+    Logits,
     Prediction,
     Score,
     check_categories,
@@ -194,7 +195,8 @@ def _means(maps: Tensor, region: Tensor) -> Tensor:
 
 def _shares(maps: Tensor, region: Tensor) -> Tensor:
     """The mean probabilities ``(N, K)`` of the classes in ``region``."""
-    return _means(maps.detach().sigmoid() if maps.shape[1] == 1 else maps.detach().softmax(1), region)
+    independent = isinstance(maps, Logits) or maps.shape[1] == 1
+    return _means(maps.detach().sigmoid() if independent else maps.detach().softmax(1), region)
 
 
 LOSSES = ("score", "cross-entropy", "mse")

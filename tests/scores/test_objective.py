@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from hookscope import class_activation_maps, saliency_maps
 from hookscope.errors import HookscopeError, ModelError, TargetError, UsageError
+from hookscope.hooks import output_of
 from hookscope.scores import DifferenceTarget, RegionTarget, Score, objectives
 from hookscope.scores.objective import Loss, as_loss
 from tests.helpers import numbers, refused
@@ -129,6 +130,15 @@ def test_a_region_is_averaged_to_the_size_of_the_logits() -> None:
     [goal] = objectives(target, segmented(), NAMES, size=(4, 12))
     assert goal.score.name == "cat against bus in the region"
     assert goal.score.score == pytest.approx((4 * 3 + 2 * 5) / 6 + 1) == float(goal.of(segmented()))
+
+
+@pytest.mark.filterwarnings("ignore::hookscope.errors.OutputNote")
+def test_after_a_sigmoid_each_class_of_a_region_has_a_probability_of_its_own() -> None:
+    logits = torch.tensor([[[[2.0, 0.0]], [[1.0, -3.0]]]])
+    output = output_of(Function(lambda x: {"out": x.sigmoid()}), logits)
+    goals = objectives(RegionTarget(torch.ones(1, 2), "0,1"), output, None)
+    by_hand = (1 / (1 + np.exp(-logits.numpy()[0]))).mean((1, 2))
+    assert [goal.score.probability for goal in goals] == pytest.approx(by_hand)
 
 
 def test_a_region_of_another_size_is_one_line() -> None:
