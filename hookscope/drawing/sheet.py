@@ -205,10 +205,7 @@ def draw_sheet(
     if columns is not None and columns < 1:
         raise UsageError(f"columns must be at least 1 or None, not {columns}")
     names, parsed = names or (), Scale.parse(scale) if isinstance(scale, str) else RangeScale(*scale)
-    if channels is None:
-        choice = ChannelChoice(usual=True)
-    else:
-        choice = ChannelChoice.parse(channels) if isinstance(channels, str) else ChannelChoice.numbered(channels)
+    choice = ChannelChoice(usual=True) if channels is None else ChannelChoice.parse(channels)
     if image is not None:
         picture = as_picture(image).image
         image = net.preprocess.denormalise(net.preprocess(picture)) if isinstance(net, LoadedModel) else picture

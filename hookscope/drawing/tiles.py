@@ -59,8 +59,13 @@ class ChannelChoice:
     usual: bool = False
 
     @classmethod
-    def parse(cls, text: str) -> ChannelChoice:
-        """``all``, ``0-63,100``, ``top:16`` (by mean |value|) or ``top:16:max|std|mean``; else SelectionError."""
+    def parse(cls, text: str | Sequence[int]) -> ChannelChoice:
+        """Read ``all``, ``0-63,100``, ``top:16`` (by mean |value|), ``top:16:max|std|mean`` or a list of numbers."""
+        if not isinstance(text, str):
+            channels = [int(number) for number in text]
+            if not channels or min(channels) < 0:
+                raise SelectionError(f"bad channels {channels}", do="give numbers from 0 on")
+            return cls(numbers=tuple((channel, channel) for channel in channels))
         if text.strip() == "all":
             return cls()
         top = re.fullmatch(r"top:(\d+)(?::(abs|max|std|mean))?", text.strip())
@@ -73,14 +78,6 @@ class ChannelChoice:
                 raise SelectionError(f"bad channels '{text}'", do="write all, 0-63,100, top:16 or top:16:max|std|mean")
             pairs.append((int(span[1]), int(span[2] or span[1])))
         return cls(numbers=tuple(pairs))
-
-    @classmethod
-    def numbered(cls, numbers: Sequence[int]) -> ChannelChoice:
-        """The channels with these numbers; SelectionError for no number, or one below 0."""
-        channels = [int(number) for number in numbers]
-        if not channels or min(channels) < 0:
-            raise SelectionError(f"bad channels {channels}", do="give numbers from 0 on")
-        return cls(numbers=tuple((channel, channel) for channel in channels))
 
     def for_shape(self, count: int, single: bool, named: bool = False) -> ChannelChoice:
         """The choice for a layer of ``count`` channels; of ``named`` single values the highest are the strongest."""

@@ -107,10 +107,7 @@ def draw_kernels(
         >>> draw_kernels(torch.nn.Conv2d(3, 16, 7)).mode
         'RGB'
     """
-    if channels is None or isinstance(channels, str):
-        choice = None if channels is None else ChannelChoice.parse(channels)
-    else:
-        choice = ChannelChoice.numbered(channels)
+    choice = None if channels is None else ChannelChoice.parse(channels)
     style = Style(columns, cell, cmap)
     about = (model.name, model.weights) if isinstance(model, LoadedModel) else ()
     return kernel_sheet(module_of(model), layers, choice, style, *about).image
