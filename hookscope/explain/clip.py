@@ -210,7 +210,7 @@ def _cam_track(cam: ClassActivationMap, others: Sequence[ClassActivationMap | Sa
     if own == 1:
         stride = f"one map of {height}×{width} for all frames"
     about = f"{cam.call.type}, {stride}, highest value {max(top, 0.0):.3g}"
-    words = [[f"map {at * own // cam.frames + 1} of {own}", _highest(values[at])] for at in range(cam.frames)]
+    words = [[f"map {at * own // cam.frames + 1} of {own}", *_extremes(values[at])] for at in range(cam.frames)]
     return _Track(cam.call.key, about, values, max(top, 0.0), words)
 
 
@@ -220,10 +220,10 @@ def _saliency_track(saliency: Saliency, count: int, others: Sequence[Saliency]) 
         raise UsageError(f"a map of {len(values)} frames", f"the clip has {count}")
     top = max(percentile(item.by_frame) for item in (saliency, *others))
     about = f"{SALIENCY_METHODS[saliency.method].caption}; 99.5th percentile of all frames {top:.3g}"
-    words = [[f"map {at + 1} of {count}", _highest(frame)] for at, frame in enumerate(values)]
+    words = [[f"map {at + 1} of {count}", *_extremes(frame)] for at, frame in enumerate(values)]
     return _Track(saliency.method, about, values, top, words)
 
 
-def _highest(values: NDArray[np.float32]) -> str:
-    signed = values.min() < 0
-    return f"highest {'|value|' if signed else 'value'} {float(np.abs(values).max() if signed else values.max()):.2e}"
+def _extremes(values: NDArray[np.float32]) -> list[str]:
+    lowest = float(values.min())
+    return [f"highest value {float(values.max()):.2e}", *([f"lowest {lowest:.2e}"] if lowest < 0 else [])]
