@@ -110,6 +110,7 @@ import ray
 from ray._private import services
 ray._raylet.GcsClient(address=services.canonicalize_bootstrap_address_or_die(address))
 """  # in a process of its own, because names and Ray have no limit of time
+_SECONDS_TO_LOOK = 1.0  # at the processes of Ray
 _RESTARTS = 3  # of a worker that ended
 _LOGGERS = ("ray", "ray.data", "ray.serve", "ray.train", "ray.tune")
 
@@ -165,8 +166,9 @@ class RayEngine:
         with _connected(ray, self.address):
             blocks = blocks_of(paths, first, self.block or BATCHES * job.batch_size)
             rows = self._rows(ray, job, packed, [pickle.dumps(block) for block in blocks])
+            dead = getattr(ray._private.worker._global_node, "dead_processes", list)
             try:
-                with contextlib.closing(rows):
+                with _interrupted_if(dead), contextlib.closing(rows):
                     for row in rows:
                         yield unpacked(row)
             except ray.exceptions.RayError as error:
@@ -194,6 +196,33 @@ class RayEngine:
             )
         for table in answers.iter_batches(batch_size=None, batch_format="pyarrow", prefetch_batches=0):
             yield from (row.as_py() for row in table["row"])
+
+
+@contextlib.contextmanager
+def _interrupted_if(dead: Callable[[], Sequence[tuple[str, Any]]]) -> Iterator[None]:
+    """Interrupt the main thread when a process of Ray is ``dead``; else Ray waits, and then ends this process."""
+    ended: list[str] = []
+    over = threading.Event()
+    main = threading.main_thread()
+
+    def look() -> None:
+        while not over.wait(_SECONDS_TO_LOOK):
+            ended.extend(kind for kind, _ in dead())
+            if ended:
+                signal.pthread_kill(main.ident or 0, signal.SIGINT)
+                return
+
+    if threading.current_thread() is main and hasattr(signal, "pthread_kill"):
+        threading.Thread(target=look, daemon=True).start()
+    try:
+        yield
+    except KeyboardInterrupt as error:
+        if not ended:
+            raise
+        asked = f"Ray ended on this machine: its process {ended[0]} was killed or crashed"
+        raise HookscopeError(asked, do="try again, or use ‹LocalEngine()|--engine local›") from error
+    finally:
+        over.set()
 
 
 def _worker_class() -> type:

@@ -130,6 +130,16 @@ def test_ray_measures_what_this_process_measures(names: list[str], forget_files:
     assert signal.getsignal(signal.SIGTERM) is handler
 
 
+@pytest.mark.skipif(os.name != "posix", reason="signals of a thread")
+def test_a_process_of_ray_that_was_killed_is_one_line_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engines, "_SECONDS_TO_LOOK", 0.01)
+    words = "Ray ended on this machine: its process raylet was killed or crashed; try again, or use"
+    with pytest.raises(HookscopeError, match=words), engines._interrupted_if(lambda: [("raylet", None)]):
+        time.sleep(30)
+    with pytest.raises(KeyboardInterrupt), engines._interrupted_if(list):
+        signal.raise_signal(signal.SIGINT)
+
+
 @pytest.mark.parametrize(("code", "status"), [(signal.SIGTERM, 143), (1, 1)])
 def test_a_signal_while_ray_starts_has_our_status(monkeypatch: pytest.MonkeyPatch, code: int, status: int) -> None:
     def init(*where: Any, **more: Any) -> None:
