@@ -11,6 +11,7 @@ import os
 import re
 import subprocess
 import sys
+import threading
 import time
 import warnings
 from abc import ABC, abstractmethod
@@ -175,6 +176,7 @@ def _with_width(histogram: Histogram) -> tuple[Sequence[float], list[float]]:
 
 
 _PATIENCE = 30.0  # seconds that a script waits at its end
+_SECONDS_TO_ANSWER = 60.0  # of a server: its own package may try for many minutes
 
 
 class SinkProcess(Sink):
@@ -231,7 +233,14 @@ class SinkProcess(Sink):
     def _answer(self) -> str:
         assert self._process.stdout is not None
         self._is_answer_due = False
-        kind, *words = json.loads(self._process.stdout.readline() or '["WriteError", "its process has ended"]')
+        late = threading.Timer(_SECONDS_TO_ANSWER, self._process.kill)
+        late.start()
+        line = self._process.stdout.readline()
+        is_late = late.finished.is_set()
+        late.cancel()
+        silent = [f"{self.word} gave no answer for {_SECONDS_TO_ANSWER:g} s", "", "check its server and the network"]
+        ended = silent if is_late else ["its process has ended"]
+        kind, *words = json.loads(line) if line else ["WriteError", *ended]
         if kind == "done":
             return str(words[0])
         raise (InstallationError if kind == "InstallationError" else WriteError)(*words)

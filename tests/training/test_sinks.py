@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from hookscope import Monitor
 from hookscope.errors import HookscopeError, InstallationError, UsageError, WriteError
+from hookscope.training import sinks
 from hookscope.training.reductions import StepWeights, edges_and_counts, histogram_of
 from hookscope.training.sinks import SinkChoice, SinkProcess, TensorBoard
 from tests.nets import Function
@@ -141,7 +142,7 @@ def test_a_missing_package_is_one_line_although_a_folder_has_its_name(
 
 
 FAKE = """
-import json, os, sys
+import json, os, sys, time
 __file__ = "wandb.py"
 class Settings(dict): pass
 def Histogram(np_histogram): return list(np_histogram)
@@ -154,6 +155,7 @@ class Run:
     def define_metric(self, *what, **how): note("axis", what, how)
     def log(self, values):
         if values["step"] == 99: raise RuntimeError("no network")
+        if values["step"] == 98: time.sleep(60)
         note("log", values)
     def finish(self, exit_code): note("finish", exit_code)
 def init(project, **options):
@@ -198,6 +200,15 @@ def test_a_sink_whose_script_was_killed_ends_its_run_as_failed_and_one_that_got_
     assert noted(calls)[0] == ["init", None, False] and noted(calls)[-1] == ["finish", 1]
     SinkProcess("wandb", "").close(failed=False)
     assert noted(calls)[-1] == ["finish", 0]
+
+
+def test_a_server_that_is_silent_does_not_hold_up_the_script(calls: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sink = SinkProcess("wandb", "")
+    monkeypatch.setattr(sinks, "_SECONDS_TO_ANSWER", 0.2)
+    sink.write(98, 0, {}, {})
+    with pytest.raises(WriteError, match=r"^wandb gave no answer for 0.2 s; check its server and the net"):
+        sink.write(99, 0, {}, {})
+    sink._end()
 
 
 def test_errors_in_the_process_of_a_sink_arrive(calls: Path) -> None:

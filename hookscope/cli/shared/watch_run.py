@@ -64,7 +64,9 @@ class WatchRun:
         self._opened = RunLog(log)  # and stays open: the reader of a pipe leaves when it is closed
         self._sinks: list[Sink | SinkChoice] = []
         try:
-            self._sinks += [sink.ready() for sink in sinks]
+            for sink in sinks:
+                Output.now.begin(f"opening {sink}")
+                self._sinks.append(sink.ready())
         except BaseException:
             self._opened.close()
             self._remove_empty_log()
