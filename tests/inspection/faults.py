@@ -217,11 +217,9 @@ def _replace_statistics(kind: str, planted: Planted, module: Any, rng: random.Ra
     module.running_var.copy_(variance)
 
 
-def faults(net: nn.Module, half: int, each: int, seed: int) -> Iterator[tuple[str, str, random.Random]]:
-    """Kind and layer of ``each`` faults of every kind, spread over the depth of the network."""
-    rng = random.Random(f"{seed} {half}")
+def faults(net: nn.Module, half: int) -> Iterator[tuple[str, str, random.Random]]:
+    """Kind and layer of a fault of every kind, in half of the layers."""
+    rng = random.Random(f"1 {half}")
     for kind in dict.fromkeys((*ON_WEIGHTS, *ON_BATCH_NORMS, *ON_INPUTS)):
-        layers = candidates(net, kind, half)
-        for part in range(each if kind not in ON_INPUTS else 1) if layers else ():
-            some = layers[part * len(layers) // each : (part + 1) * len(layers) // each] or layers
-            yield kind, rng.choice(some), rng
+        if layers := candidates(net, kind, half):
+            yield kind, rng.choice(layers), rng

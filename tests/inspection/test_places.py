@@ -9,13 +9,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from hookscope import inspect, load_model, open_image
+from hookscope import load_model, open_image
 from hookscope.findings import CATALOGUE
 from hookscope.inspection.findings import network_findings
 from hookscope.inspection.places import MOST, find_places
 from hookscope.models import LoadedModel
 from hookscope.statistics import StatisticsThresholds, find_problems
-from tests.inspection import faults, small_nets
+from tests.inspection import faults
 from tests.nets import Function
 
 Loaded = tuple[LoadedModel, Tensor]
@@ -174,16 +174,10 @@ def test_random_weights_are_told_first_by_their_label_their_batchnorms_or_their_
 NOT_KNOWN = {"bgr"}
 """Faults that no place can tell; in networks without BatchNorm also a wrong sign and a missing mean and std."""
 
-NETWORKS = {"resnet": (small_nets.resnet, 8, 4e-3), "vit": (small_nets.VisionTransformer, 15, 1e-3)}
 
-
-@pytest.fixture(scope="module", params=["large", "lite", *NETWORKS])
+@pytest.fixture(scope="module", params=["large", "lite"])
 def network(request: pytest.FixtureRequest) -> tuple[nn.Module, Tensor, Tensor]:
-    """A trained network, inputs, and these from 0 to 1."""
-    if request.param in NETWORKS:
-        raw, _ = small_nets.pictures(2, 12)
-        make, epochs, rate = NETWORKS[request.param]
-        return small_nets.trained(make, 0, epochs, rate), small_nets.prepared(raw), raw
+    """A trained network, inputs, and these from 0 to 1; networks of other families are in the collection."""
     loaded, inputs = request.getfixturevalue(request.param)
     raw = inputs * faults.IMAGENET[1] + faults.IMAGENET[0] if request.param == "large" else (inputs * 128 + 127) / 255
     return loaded.model, inputs, raw
@@ -198,30 +192,12 @@ def test_nine_of_ten_faults_in_each_half_of_a_network_are_among_the_first_three(
     net, inputs, raw = network
     known = NOT_KNOWN if faults.batch_norms(net) else NOT_KNOWN | {"sign", "0..1"}
     told = []
-    for kind, layer, rng in faults.faults(net, half, each=1, seed=1):
+    for kind, layer, rng in faults.faults(net, half):
         planted = None if kind in known else faults.plant(kind, net, layer, inputs[:count], raw[:count], rng)
         if planted is not None:
             places = find_places(faults.evidence_of(planted.net, planted.inputs))
             told.append((planted.rank(places) in (1, 2, 3), kind, layer))
     assert len(told) > 6
-    assert sum(found for found, *_ in told) >= 0.9 * len(told), [fault for found, *fault in told if not found]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["shapes/star.png", "shapes/stripes.png"])
-def test_whole_inspections_tell_planted_faults_among_the_first_three(name: str, large: Loaded) -> None:
-    net, _ = large
-    inputs = inputs_of(net, name)
-    raw = inputs * faults.IMAGENET[1] + faults.IMAGENET[0]
-    told = []
-    for kind, layer, rng in faults.faults(net.model, 1, each=1, seed=2):
-        planted = (
-            None if kind in {*faults.ON_INPUTS, "sign"} else faults.plant(kind, net.model, layer, inputs, raw, rng)
-        )
-        if planted is not None:
-            places = inspect(replace(net, model=planted.net), SAMPLES / name).places
-            told.append((planted.rank(places) in (1, 2, 3), kind, layer))
-    assert len(told) > 5
     assert sum(found for found, *_ in told) >= 0.9 * len(told), [fault for found, *fault in told if not found]
 
 
