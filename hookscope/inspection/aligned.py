@@ -61,11 +61,15 @@ class Pair:
         alive = rows.any(1) & partners.any(1)
         if int(alive.sum()) < _FEWEST or min(rows.shape[1], partners.shape[1]) < _LEAST:
             return math.nan
-        first, second = _likeness(rows[alive]), _likeness(partners[alive])
-        generator = torch.Generator().manual_seed(0)
-        orders = [torch.randperm(len(first), generator=generator) for _ in range(_PERMUTATIONS)]
-        chance = torch.stack([(first[order][:, order] * second).sum() for order in orders])
-        return float(((first * second).sum() - chance.mean()) / chance.std().clamp(min=1e-30))
+        return from_chance(_likeness(rows[alive]), _likeness(partners[alive]))
+
+
+def from_chance(one: Tensor, other: Tensor) -> float:
+    """How far two likenesses ``(n, n)`` go together, in standard deviations from a random order of one of them."""
+    generator = torch.Generator().manual_seed(0)
+    orders = [torch.randperm(len(one), generator=generator) for _ in range(_PERMUTATIONS)]
+    chance = torch.stack([(one[order][:, order] * other).sum() for order in orders])
+    return float(((one * other).sum() - chance.mean()) / chance.std().clamp(min=1e-30))
 
 
 def _likeness(rows: Tensor) -> Tensor:

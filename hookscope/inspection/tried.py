@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from hookscope.hooks import HookHandles, activation_class, differentiable, is_leaf, tensors_in
 from hookscope.inspection.facts import InspectionEvidence
-from hookscope.statistics import BatchNormDrift
+from hookscope.statistics import BatchNormAccumulator, BatchNormDrift
 from hookscope.tracing import INPUT
 
 _IMAGES, _BLOCKS = 8, 6  # the first, and the last blocks before the layer, whose inputs may be missing
@@ -136,12 +136,10 @@ def _parts(evidence: InspectionEvidence, feeder: str) -> list[int]:
 
 def _distance(evidence: InspectionEvidence, values: Values, layer: str) -> float:
     """The `fit` of some values to the running statistics of a layer."""
-    norm = evidence.totals.batch_norms[layer]
-    rows = torch.cat([each.movedim(1, -1).flatten(0, -2).double() for each in values])
-    mean, variance = rows.mean(0).cpu().numpy(), rows.var(0, correction=0).cpu().numpy()
-    scale = norm.running_var + norm.eps
-    shift, ratio = (mean - norm.running_mean) / scale**0.5, (variance + norm.eps) / scale
-    return fit(BatchNormDrift(layer, len(rows), True, shift, ratio))
+    norm = BatchNormAccumulator.of(evidence.net.model.get_submodule(layer))
+    for each in values:
+        norm.update(each)
+    return fit(norm.drift(layer))
 
 
 def _same(one: Tensor, other: Tensor) -> bool:

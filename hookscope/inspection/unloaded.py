@@ -15,6 +15,7 @@ from torch.nn.functional import normalize
 
 from hookscope.findings import CATALOGUE, Finding, counted, default, percent
 from hookscope.hooks import as_float, class_names, differentiable, is_closed, is_leaf, tensors_in
+from hookscope.inspection.aligned import from_chance
 from hookscope.inspection.facts import InspectionEvidence
 
 _FEW_OTHERS = 4  # of one class, for each that is unlike them
@@ -22,7 +23,6 @@ _LARGE_EPS, _TIMES_EPS = 1e-2, 100.0
 _ROUNDED, _FEW_ROUNDED = default("rounded-weights", "values"), default("rounded-weights", "few_weights")
 _LARGE_BIAS, _PRUNED = default("outlier-layer", "large_bias"), default("rounded-weights", "zeros")
 _NEIGHBOURS = default("unordered-positions", "neighbours")
-_PERMUTATIONS = 64
 _BLOCK, _FEW_SCALARS = re.compile(r"(?<![^.])\d+(?:\.|$)"), 3  # the number of a block, and values of one kind
 _EMPTY, _NO_ZEROS = 0.25, 1e-3  # shares of zeros in weights that were pruned, and in the others
 
@@ -90,13 +90,7 @@ def _biases(model: nn.Module) -> Iterator[Finding]:
 
 def _rounded(model: nn.Module) -> Iterator[Finding]:
     """The few weights with a handful of different values, or nearly all 0, in a network that has others elsewhere."""
-    trains = _trains(model)
-    large = {
-        name: parameter.detach()
-        for name, parameter in model.named_parameters()
-        if parameter.dim() > 1 and parameter.numel() >= _FEW_ROUNDED and parameter.is_floating_point()
-        if parameter.requires_grad or not trains
-    }
+    large = {name: each for name, each in _learning(model) if each.dim() > 1 and each.numel() >= _FEW_ROUNDED}
     kind, some = CATALOGUE["rounded-weights"], 8 * int(_FEW_ROUNDED)
     different = {name: len(values.flatten()[:some].unique()) for name, values in large.items()}
     rounded = [name for name, count in different.items() if 1 < count <= _ROUNDED]
@@ -128,16 +122,12 @@ def _rounded(model: nn.Module) -> Iterator[Finding]:
 def _loaded_twice(evidence: InspectionEvidence) -> Iterator[Finding]:
     """The weights that equal the weights of an earlier layer in every bit, and do not share their memory.
 
-    A copy that does not run, or is frozen alone, such as a teacher, is meant.
+    A copy that does not run is meant.
     """
-    model, ran = evidence.net.model, {facts.call.name for facts in evidence.calls}
+    ran = {facts.call.name for facts in evidence.calls}
     seen: dict[tuple[torch.Size, float], tuple[str, Tensor]] = {}
-    for name, parameter in model.named_parameters():
-        learns = parameter.requires_grad or not _trains(model)
-        if parameter.dim() < 2 or parameter.is_meta or parameter.is_complex() or not learns:
-            continue
-        values = as_float(parameter.detach())
-        if name.rpartition(".")[0] in ran and bool(values.std(correction=0) > 0):
+    for name, values in _learning(evidence.net.model):
+        if values.dim() > 1 and name.rpartition(".")[0] in ran and bool(values.std(correction=0) > 0):
             first, other = seen.setdefault((values.shape, float(values.double().sum())), (name, values))
             if first != name and other.data_ptr() != values.data_ptr() and torch.equal(values, other):
                 text = f"its {values.numel():,} weights are the weights of {first.removesuffix('.weight')} in every bit"
@@ -147,14 +137,9 @@ def _loaded_twice(evidence: InspectionEvidence) -> Iterator[Finding]:
 def _scalars(model: nn.Module) -> Iterator[Finding]:
     """Single numbers, such as the scale of a block, that are exactly 0 or 1 where others are not, or all of them."""
     kinds: dict[str, dict[str, float]] = {}
-    for name, parameter in model.named_parameters():
-        if (
-            parameter.numel() == 1
-            and parameter.is_floating_point()
-            and not parameter.is_meta
-            and (parameter.requires_grad or not _trains(model))
-        ):
-            kinds.setdefault([*filter(None, _BLOCK.split(name))][-1], {})[name] = float(parameter.detach())
+    for name, value in _learning(model):
+        if value.numel() == 1:
+            kinds.setdefault([*filter(None, _BLOCK.split(name))][-1], {})[name] = float(value)
     for values in kinds.values():
         initial = [name for name, value in values.items() if value in (0.0, 1.0)]
         rest = len(values) - len(initial)
@@ -166,9 +151,12 @@ def _scalars(model: nn.Module) -> Iterator[Finding]:
                 yield finding if rest else replace(finding, severity="note")
 
 
-def _trains(model: nn.Module) -> bool:
-    """Whether a parameter learns: one that is frozen alone was set on purpose."""
-    return any(parameter.requires_grad for parameter in model.parameters())
+def _learning(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """The values of the parameters that learn: one that is frozen alone, as in a teacher, was set on purpose."""
+    learns = any(parameter.requires_grad for parameter in model.parameters())
+    for name, parameter in model.named_parameters():
+        if parameter.is_floating_point() and not parameter.is_meta and (parameter.requires_grad or not learns):
+            yield name, as_float(parameter.detach())
 
 
 def _is_one_to_one(values: Tensor) -> bool:
@@ -178,13 +166,12 @@ def _is_one_to_one(values: Tensor) -> bool:
 
 def _loose(evidence: InspectionEvidence) -> Iterator[Finding]:
     """Parameters beside the layers: all values equal where the answer depends on them; positions in no order."""
-    trains, constant = _trains(evidence.net.model), dict[str, str]()  # the first of each kind
-    for name, parameter in evidence.net.model.named_parameters():
+    constant = dict[str, str]()  # the first of each kind
+    for name, values in _learning(evidence.net.model):
         layer, _, own = name.rpartition(".")
         is_loose = own not in ("weight", "bias") and not is_closed(evidence.net.model.get_submodule(layer))
-        if not is_loose or parameter.numel() < _FEW_OTHERS or (trains and not parameter.requires_grad):
+        if not is_loose or values.numel() < _FEW_OTHERS:
             continue
-        values = as_float(parameter.detach())
         first = float(values.flatten()[0])
         if bool((values == first).all()):
             alike = constant.setdefault(_BLOCK.sub("", own), name) != name  # such as the second factor of LoRA
@@ -208,13 +195,9 @@ def _order(positions: Tensor) -> float | None:
         return None
     square = positions[-(side**2) :]  # after class and register tokens
     square = normalize(square - square.mean(0), dim=1)
-    alike, place = square @ square.T, torch.arange(side**2).view(side, side)
-    one = torch.cat([place[:, :-1].flatten(), place[:-1].flatten()])
-    other = torch.cat([place[:, 1:].flatten(), place[1:].flatten()])
-    generator = torch.Generator().manual_seed(0)
-    orders = [torch.randperm(side**2, generator=generator) for _ in range(_PERMUTATIONS)]
-    chance = torch.stack([alike[order[one], order[other]].mean() for order in orders])
-    return float((alike[one, other].mean() - chance.mean()) / chance.std().clamp(min=1e-30))
+    row, column = torch.arange(side**2) // side, torch.arange(side**2) % side
+    away = (row[:, None] - row).abs() + (column[:, None] - column).abs()
+    return from_chance(square @ square.T, (away == 1).to(square))
 
 
 def _idle(evidence: InspectionEvidence) -> Iterator[Finding]:
