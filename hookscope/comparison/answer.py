@@ -124,17 +124,17 @@ def find_answer(
         more = next((pair for pair in differing if facts.is_more_than_rounding(pair)), first)
         facts = replace(facts, first=more)
     kind, sentence, advice = next(answer for cause in _CAUSES if (answer := cause(facts)))
-    before = [pair for pair in calls[: calls.index(first)] if pair.difference and pair.difference.is_same]
+    same = sum(pair.is_same for pair in calls[: calls.index(first)])
     inputs = INPUT if facts.inputs is not None and facts.inputs.differs else ""
     most = facts.alone.key if facts.alone is not None else inputs
-    return Answer(kind, first.key, most, len(before), f"{sentence}.", spelled(advice))
+    return Answer(kind, first.key, most, same, f"{sentence}.", spelled(advice))
 
 
 def _equal(calls: Sequence[PairedCall], unpaired: Sequence[Call]) -> Answer:
     rest = (
         f"; {counted(len(unpaired), 'call')} {'has' if len(unpaired) == 1 else 'have'} no partner" if unpaired else ""
     )
-    apart = [pair for pair in calls if pair.difference is not None and not pair.difference.is_same]
+    apart = [pair for pair in calls if not pair.is_same]
     if not apart:
         values = f"in all {len(calls)} pairs of calls" if len(calls) > 1 else "in the only pair of calls"
         return Answer("same", "", "", len(calls), f"A and B are the same to the bit {values}{rest}.")
@@ -170,7 +170,7 @@ def _agreeing(facts: _AnswerFacts) -> tuple[str, str, str] | None:
     if not outputs or any(pair.differs for pair in outputs):
         return None
     worst = max(outputs, key=_relative)
-    how = "to the bit" if worst.difference and worst.difference.is_same else f"but for noise: {_distance(worst)}"
+    how = "to the bit" if worst.is_same else f"but for noise: {_distance(worst)}"
     inner = [pair for pair in facts.calls if pair.differs]
     more = f"{counted(len(inner), 'pair')} before {'differs' if len(inner) == 1 else 'differ'}, first {_name(inner[0])}"
     if inner[0] is facts.inputs and (side := facts.input_change.normalising):
@@ -348,12 +348,11 @@ _CAUSES: tuple[_Cause, ...] = (
 
 
 def _nonfinite(pair: PairedCall) -> int:
-    return pair.difference.nonfinite_a + pair.difference.nonfinite_b if pair.difference else 0
+    return pair.difference.nonfinite if pair.difference else 0
 
 
 def _relative(pair: PairedCall) -> float:
-    relative = pair.difference.relative_l2 if pair.difference else None
-    return np.inf if relative is None else relative
+    return math.inf if pair.relative_l2 is None else pair.relative_l2
 
 
 def _types(side: SideFacts) -> list[str]:
@@ -374,7 +373,7 @@ def _distance(pair: PairedCall) -> str:
     if pair.difference is None:
         what = "it is" if pair.a.name == INPUT else "its output is"
         return f"{what} {_size(pair.shape_a)} in A and {_size(pair.shape_b)} in B"
-    return f"relative L2 {pair.difference.relative_l2:.2g}" if pair.difference.relative_l2 is not None else "not finite"
+    return "not finite" if pair.relative_l2 is None else f"relative L2 {pair.relative_l2:.2g}"
 
 
 def _share(some: Sequence[PairedCall], of: Sequence[PairedCall]) -> str:
@@ -426,8 +425,8 @@ def _measured(pair: PairedCall, is_distance: bool) -> _Measured:
     difference = pair.difference
     if difference is None:
         return None, f"the shapes differ: {text_of(pair.shape_a)} in A and {text_of(pair.shape_b)} in B"
-    if nonfinite := difference.nonfinite_a + difference.nonfinite_b:
-        words = f"{counted(nonfinite, 'value')} of {difference.values:,} NaN or Inf on one side only"
+    if difference.nonfinite:
+        words = f"{counted(difference.nonfinite, 'value')} of {difference.values:,} NaN or Inf on one side only"
         return math.inf if is_distance else None, words
     if difference.is_same:
         return 0.0 if is_distance else 1.0, "the same to the bit"

@@ -71,6 +71,11 @@ class Difference:
         """Whether all values are the same to the bit."""
         return self.equal == self.values
 
+    @property
+    def nonfinite(self) -> int:
+        """Number of values that are NaN or Inf on one side only."""
+        return self.nonfinite_a + self.nonfinite_b
+
 
 @dataclass(frozen=True, slots=True, repr=False)
 class PairedCall(Shown):
@@ -124,10 +129,17 @@ class PairedCall(Shown):
     @property
     def differs(self) -> bool:
         """Whether the outputs differ by more than ten times the noise, in NaN or Inf, or in shape."""
-        difference = self.difference
-        if difference is None or difference.nonfinite_a or difference.nonfinite_b:
-            return True
-        return self.is_beyond_noise(difference.relative_l2)
+        return self.difference is None or self.difference.nonfinite > 0 or self.is_beyond_noise(self.relative_l2)
+
+    @property
+    def is_same(self) -> bool:
+        """Whether the outputs are the same to the bit; outputs of different shapes are not."""
+        return self.difference is not None and self.difference.is_same
+
+    @property
+    def relative_l2(self) -> float | None:
+        """Relative L2 difference of the outputs; None where shapes differ, or no value is finite on both sides."""
+        return self.difference.relative_l2 if self.difference else None
 
     def is_beyond_noise(self, relative_l2: float | None) -> bool:
         """Whether a relative L2 difference is more than ten times the noise of this pair."""
@@ -149,9 +161,8 @@ class PairedCall(Shown):
 
 def how_different(pair: PairedCall) -> tuple[float, float]:
     """What the layer alone adds beyond the noise, then how far apart the outputs are; inf for NaN or another shape."""
-    accumulated = pair.difference.relative_l2 if pair.difference else None
     alone = pair.isolated_l2 if pair.is_beyond_noise(pair.isolated_l2) else None
-    return alone or 0.0, math.inf if pair.differs and accumulated is None else accumulated or 0.0
+    return alone or 0.0, math.inf if pair.differs and pair.relative_l2 is None else pair.relative_l2 or 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -347,7 +358,7 @@ PAIRS = Columns(
     Column("paired_by", help="name, order, map, or folded: one layer does the work of several", where="rows"),
     Column("shape", lambda pair: pair.shape_a, need=4),
     Column("shape_b", where="rows"),
-    _of("difference.relative_l2", help="norm of B - A, divided by the norm of A"),
+    Column("relative_l2", help="norm of B - A, divided by the norm of A"),
     Column("isolated_l2", help="relative_l2 when B's layer runs on A's inputs: what it alone adds", hide="unknown"),
     Column("noise", help="relative_l2 of A against itself", where="rows"),
     Column("differs", help="true above ten times the noise, or if one side has NaN", where="rows"),

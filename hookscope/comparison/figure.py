@@ -75,13 +75,8 @@ class DifferenceRow:
     pairs: Sequence[PairedCall]
 
     def values(self, name: str) -> list[float]:
+        """The finite ones; the last one is of what leaves the module."""
         known = (getattr(pair, name) for pair in self.pairs)
-        return [value for value in known if value is not None and math.isfinite(value)]
-
-    @property
-    def distances(self) -> list[float]:
-        """The finite relative L2 differences; the last one is of what leaves the module."""
-        known = (pair.difference.relative_l2 for pair in self.pairs if pair.difference)
         return [value for value in known if value is not None and math.isfinite(value)]
 
     @property
@@ -92,7 +87,7 @@ class DifferenceRow:
     def state(self) -> str:
         """What no point on a logarithmic scale says: ``same``, ``spoiled`` or ``shapes``."""
         known = [pair.difference for pair in self.pairs if pair.difference is not None]
-        if any(change.nonfinite_a or change.nonfinite_b or change.relative_l2 == math.inf for change in known):
+        if any(change.nonfinite or change.relative_l2 == math.inf for change in known):
             return "spoiled"
         if not known:
             return "shapes"
@@ -113,8 +108,13 @@ DIFFERENCE_PANELS = [
         6.0,
         [
             Mark("bar", lambda row: row.noise or None, Colour.GRID, f"grey up to {TIMES_NOISE} x noise of A", 1.0),
-            Mark("line", lambda row: _span(row.distances), Colour.SKY, size=1.6),
-            Mark("path", lambda row: _last(row.distances) or None, Colour.BLUE, "blue ● accumulated up to here"),
+            Mark("line", lambda row: _span(row.values("relative_l2")), Colour.SKY, size=1.6),
+            Mark(
+                "path",
+                lambda row: _last(row.values("relative_l2")) or None,
+                Colour.BLUE,
+                "blue ● accumulated up to here",
+            ),
             Mark(
                 "dot",
                 lambda row: max(row.values("isolated_l2"), default=0.0) or None,
@@ -265,7 +265,7 @@ def _band_lines(
     if pair is not None:
         title += f"   {pair.a.type}   {shape_text(pair.shape_a)}"
         title += f"   B: {pair.key_b}" if pair.key_b != pair.key else ""
-        measures = {"relative L2": pair.difference and pair.difference.relative_l2, "isolated_l2": pair.isolated_l2}
+        measures = {"relative L2": pair.relative_l2, "isolated_l2": pair.isolated_l2}
         words += [f"{measure} {value:.4g}" for measure, value in measures.items() if value is not None]
     channels = counted(drawn.drawn, "channel") if drawn.drawn else "no channel differs in this image"
     return f"{title}   {os.path.basename(name)}", "   ".join([*words, channels])

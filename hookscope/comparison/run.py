@@ -103,7 +103,7 @@ def with_operations(found: Comparison, again: Comparison) -> Comparison:
             later = (known.index(other) for other in keys[keys.index(key) :] if other in known)
             rows.insert(next(later, len(rows)), again.calls[keys.index(key)])
     first = next((at for at, pair in enumerate(rows) if pair.key == answer.first), len(rows))
-    same = sum(pair.difference is not None and pair.difference.is_same for pair in rows[:first])
+    same = sum(pair.is_same for pair in rows[:first])
     return replace(found, answer=replace(answer, same_before=same), calls=tuple(rows))
 
 

@@ -98,7 +98,7 @@ def _state(pair: PairedCall) -> str:
     difference = pair.difference
     if difference is None:
         return "other shapes"
-    if difference.nonfinite_a or difference.nonfinite_b:
+    if difference.nonfinite:
         return "NaN or Inf"
     return "same" if difference.is_same else "differs" if pair.differs else "noise"
 
