@@ -20,9 +20,6 @@ _FEWEST = 4  # blocks, calls or channels of one kind among which one can be unus
 _DEVIATIONS, _TIMES = 6.0, 8.0  # sound networks have channels at 4.7 deviations (6.6 times the usual value) and less
 _LEAST_DEVIATION = 0.15  # of the logarithm: nearly equal values make no outlier of a slightly larger one
 _NOTHING, _SOMETHING, _MUCH = 0.02, 0.05, 0.5  # changes: of a block that adds nothing, of others, of one that adds most
-_CONSTANT, _USUALLY_CONSTANT = 0.5, 0.1  # share of maps of one value, and the median of the other layers at most
-_SOME = 5  # channels with maps of one value that are listed
-_EMPTY, _EMPTIER = 0.9, 4.0  # share of zeros, and robust standard deviations above the usual share
 
 
 def deviations(sizes: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
@@ -87,13 +84,12 @@ def _times(change: float) -> str:
 
 
 def map_places(evidence: InspectionEvidence) -> Iterator[Place]:
-    """The channels or the call with the largest values, and the call with the most zeros."""
+    """The channels with the largest values, else the call."""
     channels = list(_widest_channels(evidence.layers))
     yield from channels
     classes = next((scores.shape[1] for scores in evidence.scores if scores is not None), None)
     if not channels:  # which make the layers after them wide
         yield from _widest_call([facts for facts in evidence.calls if _channels(facts) != classes])
-    yield from _emptiest(evidence)
 
 
 def _widest_channels(layers: Sequence[InspectedLayer]) -> Iterator[Place]:
@@ -136,49 +132,13 @@ def _widest_call(calls: Sequence[CallFacts]) -> Iterator[Place]:
         yield _note("widest-maps", key, reason, numbers)
 
 
-def _emptiest(evidence: InspectionEvidence) -> Iterator[Place]:
-    """The call with far more zeros than the others of its type, else the one with the most constant maps.
-
-    A layer with a finding is left out.
-    """
-    reported = {part.layer for finding in evidence.findings for part in (finding, *finding.parts)}
-    emptiest: list[tuple[float, str, float, str]] = []
-    for alike in _of_type(evidence.calls):
-        zeros = np.array([facts.zeros or 0.0 for facts in alike])
-        usual, at = float(np.median(zeros)), int(zeros.argmax())
-        spread = max(1.4826 * float(np.median(abs(zeros - usual))), 0.05)
-        empty = (zeros >= _EMPTY) & (zeros - usual >= _EMPTIER * spread)
-        if 0 < empty.sum() <= max(1, len(alike) // 10) and alike[at].call.key not in reported:
-            emptiest.append((float(zeros[at]), alike[at].call.key, usual, alike[at].call.type))
-    for share, key, usual, kind in sorted(emptiest, reverse=True)[:1]:
-        reason = f"{percent(share)} of the values of {key} are 0; {percent(usual)} is usual for {kind} here."
-        numbers = {"zeros": share, "usual": usual}
-        yield _note("emptiest-maps", key, reason, numbers)
-    if not emptiest:
-        yield from _most_constant([layer for layer in evidence.layers if layer.call.key not in reported])
-
-
-def _most_constant(layers: Sequence[InspectedLayer]) -> Iterator[Place]:
-    constant = [np.all([maps.tiles.constant for maps in layer.images if maps is not None], axis=0) for layer in layers]
-    shares = np.array([maps.mean() for maps in constant])
-    if len(shares) < 2 * _FEWEST or shares.max() < _CONSTANT or np.median(shares) > _USUALLY_CONSTANT:
-        return
-    at, key = int(shares.argmax()), layers[int(shares.argmax())].call.key
-    count, channels = int(constant[at].sum()), tuple(np.flatnonzero(constant[at])[:_SOME].tolist())
-    reason = f"{count} of {len(constant[at])} maps of {key} are constant; {percent(np.median(shares))} is usual."
-    numbers = {"constant": count, "channels": len(constant[at]), "usual": float(np.median(shares))}
-    yield _note("emptiest-maps", key, reason, numbers, *channels)
-
-
 _MEANINGS = {
     "classes-separate": "Before this layer, the channel means of these images differ little. "
     "Compare the maps from here on:",
     "adds-nothing": "The network may not need this block for these images. See its maps:",
     "adds-most": "This block changes its input more than others of its class. See its maps:",
     "widest-maps": "Such large values may decide an answer alone, and are hard to quantize. See the maps:",
-    "emptiest-maps": "On these images little passes through this layer. See its values over more images:",
 }
-_COMMANDS = {"emptiest-maps": ("stats MODEL IMAGES", "StatisticsCollector")}
 
 
 def selected(key: str) -> str:
@@ -188,9 +148,8 @@ def selected(key: str) -> str:
 
 
 def _note(kind: str, key: str, reason: str, numbers: Mapping[str, float], *channels: int) -> Place:
-    command, call = _COMMANDS.get(kind, ("visualize MODEL IMAGE", "capture"))
     layer = selected(key)
-    show = spelled(f"‹{call}(net.model, {layer!r})|hookscope {command} --layer {shlex.quote(layer)}›")
+    show = spelled(f"‹capture(net.model, {layer!r})|hookscope visualize MODEL IMAGE --layer {shlex.quote(layer)}›")
     return Place(kind, "note", key, reason, channels or None, None, numbers, f"{_MEANINGS[kind]} {show}")
 
 

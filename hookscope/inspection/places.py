@@ -9,12 +9,10 @@ Places that are not findings are notes, in this order. Places of one kind are in
 | adds-nothing | a block that hardly changes its input |
 | adds-most | the block that changes its input most |
 | widest-maps | a layer, or a channel, whose largest absolute value is far above the usual one |
-| emptiest-maps | the layer with far more zeros than others, or with the most constant maps |
 """
 
 from __future__ import annotations
 
-import math
 import os
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -128,10 +126,6 @@ def find_places(evidence: InspectionEvidence) -> tuple[Place, ...]:
     more = [
         spot for spot in more if not spot.channels or {(spot.layer, channel) for channel in spot.channels} - reported
     ]
-    # what is wrong in a layer empties the maps of the calls after it
-    at, order = min((cause.at for cause in causes if cause.spreads), default=math.inf), _order(evidence)
-    after = {facts.call.key for facts in evidence.calls if order[facts.call.key] >= at}
-    more = [place for place in more if not (place.kind == "emptiest-maps" and place.layer in after)]
     return tuple([*entries, *more][:MOST])
 
 

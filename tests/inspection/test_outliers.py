@@ -12,10 +12,9 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from hookscope.findings import CATALOGUE
 from hookscope.inspection.facts import Place
 from hookscope.inspection.outliers import block_places, deviations, far_beyond, map_places
-from hookscope.inspection.places import answer_places, find_places
+from hookscope.inspection.places import answer_places
 from hookscope.models import LoadedModel
 from tests.inspection.faults import recorded
 from tests.nets import Function
@@ -138,38 +137,3 @@ def test_the_widest_layer_is_reported(shapes: LoadedModel) -> None:
     [place] = of_maps(changed(shapes, widen))
     assert (place.kind, place.layer, place.channels) == ("widest-maps", "features.12.expand1x1", None)
     assert "that is usual for Conv2d here" in place.reason
-
-
-@pytest.mark.parametrize(("less", "reported"), [(2, True), (16, False)])
-def test_the_emptiest_layer_is_reported_unless_a_finding_reports_it(
-    shapes: LoadedModel, less: float, reported: bool
-) -> None:
-    net = changed(shapes, lambda model: model.get_submodule("features.7.expand3x3").bias.sub_(less))
-    found = [place for place in of_maps(net) if place.kind == "emptiest-maps"]
-    assert [place.layer for place in found] == ["features.7.expand3x3_activation"] * reported
-    assert all(0.9 < float(place.numbers["zeros"] or 0) < 1 for place in found)
-
-
-def flatten(model: nn.Module) -> None:
-    model.get_submodule("features.7.expand3x3").weight[:100] = 0
-
-
-def test_a_layer_of_maps_of_one_value_is_reported(shapes: LoadedModel) -> None:
-    net = changed(shapes, flatten)
-    evidence = replace(recorded(net, [STAR]), findings=())
-    [place] = [place for place in map_places(evidence) if place.kind == "emptiest-maps"]
-    channels = net.model.get_submodule("features.7.expand3x3").weight.shape[0]
-    assert place.layer == "features.7.expand3x3" and place.channels == tuple(range(5))
-    assert place.numbers["constant"] == 100
-    assert place.reason == f"100 of {channels} maps of features.7.expand3x3 are constant; 0 % is usual."
-
-
-def test_maps_that_an_earlier_fault_empties_are_not_told(shapes: LoadedModel) -> None:
-    evidence = recorded(changed(shapes, flatten), [STAR])
-    drift = CATALOGUE["exploding-activations"]
-
-    def kinds(layer: str) -> list[str]:
-        return [place.kind for place in find_places(replace(evidence, findings=(drift.finding(layer, "large"),)))]
-
-    assert "emptiest-maps" in kinds("features.9.squeeze")
-    assert "emptiest-maps" not in kinds("features.7.squeeze")
