@@ -27,7 +27,7 @@ from hookscope.statistics import SavedStatistics, StatisticsCollector, load_stat
 from hookscope.training import Monitor
 from hookscope.training.log.file import RunLog, read_runs
 from tests.nets import Function, named
-from tests.training.watched import LAYERS, ORDER, Row, Small, batches, by_key, close, keys, sgd, small, step, train
+from tests.training.watched import LAYERS, ORDER, Row, Small, batches, by_key, close, keys, sgd, small, train
 
 
 def hand_metrics(values: Tensor) -> Row:
@@ -249,29 +249,6 @@ class TestKindsOfModels:
         net = nn.DataParallel(small())
         rows = self.rows(net, lambda: net(torch.randn(4, 1, 6, 6)).sum())
         assert {row["layer"] for row in rows} == LAYERS
-
-    @pytest.mark.filterwarnings("ignore")
-    @pytest.mark.parametrize("in_place", [True, False])
-    @pytest.mark.parametrize("given", [True, False])
-    def test_compiled_models_have_metrics_of_parameters(self, in_place: bool, given: bool) -> None:
-        from torch._dynamo.testing import CompileCounter
-
-        torch._dynamo.reset()
-        counter, inner, notes = CompileCounter(), nn.Sequential(nn.Linear(2, 3), nn.Sigmoid()), []
-        net: Any = inner
-        if in_place:
-            inner.compile(backend=counter)
-        else:
-            net = torch.compile(inner, backend=counter)
-        optimizer = sgd(inner)
-        with Monitor(*((net, optimizer) if given else ()), every=2, on_trouble=notes.append) as monitor:
-            for _ in range(20):
-                step(net, optimizer)
-        assert len(notes) == 1 and "compiled" in notes[0]
-        row = by_key(monitor.rows, 18)["0", 0]
-        assert row["gradient_norm"] > 0 and row["index"] is row["non_finite"] is None
-        assert row["activation_mean"] is None and row["loss"] is not None
-        assert counter.frame_count <= 2  # as hooks come and go nothing is compiled anew each time
 
 
 class TestChoice:
