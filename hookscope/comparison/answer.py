@@ -290,15 +290,15 @@ def _unpaired(facts: _AnswerFacts) -> tuple[str, str, str] | None:
         _between(facts.only_a, before.a if before else None, first.a),
         _between(facts.only_b, before.b if before else None, first.b),
     ]
+
+    def kind_of(call: Call) -> str:
+        return "take" if takes(call.type) else functions_of(call.type)[0]
+
     # what takes values on both sides, or rearranges them as often, does not differ
-    a, b = (Counter("take" if takes(call.type) else functions_of(call.type)[0] for call in calls) for calls in lost)
+    a, b = (Counter(map(kind_of, calls)) for calls in lost)
     alike = [kind for kind in a if b[kind] and (kind == "take" or (hands_on(kind) and a[kind] == b[kind]))]
     lost, between = (
-        [
-            [call for call in calls if ("take" if takes(call.type) else functions_of(call.type)[0]) not in alike]
-            for calls in both
-        ]
-        for both in (lost, between)
+        [[call for call in calls if kind_of(call) not in alike] for calls in both] for both in (lost, between)
     )
     computing = [[call for call in calls if not hands_on(call.type)] for calls in lost]
     sides = next(filter(any, (computing, between, lost)), None)

@@ -292,5 +292,5 @@ class InspectionEvidence:
 
     def is_bypassed(self, layer: str) -> bool:
         """Whether a skip connection goes around a layer: it may be dead in a sound network."""
-        joins = (name for name in (each.name for each in self.trace.layers) if name.endswith(f"{OPERATION}add"))
-        return bool({name.partition(OPERATION)[0] for name in joins} & {*enclosing(layer)} - {""})
+        names = {layer.name for layer in self.trace.layers}
+        return any(f"{outer}{OPERATION}add" in names for outer in enclosing(layer) if outer)

@@ -180,7 +180,6 @@ class Recorder:
         blocks: Names of the blocks whose change is measured.
         followed: Keys of the calls whose gradient is wanted although they are not drawn.
         unseen: Calls a function whose calculations are not operations of the model.
-        read: Gets what each layer reads.
     """
 
     def __init__(
