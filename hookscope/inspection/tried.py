@@ -1,4 +1,4 @@
-"""What would undo a drift: a lost activation or skip, a sign, an order, other statistics. Each is tried on the images.
+"""What would undo a drift: a lost skip, another order, other statistics. Each is tried on the images.
 
 The running statistics of a BatchNorm are two numbers for each channel that a sound network meets closely. A change with
 which it meets them again is the cause; wrong ones hardly help.
@@ -6,7 +6,6 @@ which it meets them again is the cause; wrong ones hardly help.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -14,14 +13,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from hookscope.hooks import HookHandles, activation_class, differentiable, is_leaf, tensors_in
+from hookscope.hooks import HookHandles, differentiable, is_leaf, tensors_in
 from hookscope.inspection.facts import InspectionEvidence
 from hookscope.statistics import BatchNormAccumulator, BatchNormDrift
 from hookscope.tracing import INPUT
 
 _IMAGES, _BLOCKS = 8, 6  # the first, and the last blocks before the layer, whose inputs may be missing
 _BETTER = 2.5  # times, which a change must improve the fit
-_WITH_VALUES = {"GLU", "PReLU", "Threshold"}  # activation functions that need values, or other channels
 _GOOD = 0.5  # a fit of sound layers on a few images
 
 Values = Sequence[Tensor]
@@ -46,17 +44,9 @@ def what_would_fit(evidence: InspectionEvidence, layer: str) -> tuple[str, str, 
     now = fit(norms[layer].drift(layer))
     with differentiable(evidence.net.model, parameters=False), torch.no_grad():
         read = _inputs(evidence, modules, layer, feeder)
-        own, before = read.pop(layer), read.pop(feeder, ())
-        computes = _computes(modules[feeder]) if before else None
-        if computes is not None and not _same(computes(before[0]), own[0]):
-            computes = None
+        own, before, computes = read.pop(layer), read.pop(feeder, ()), _computes(modules[feeder])
         changed = [*_changes(own, read, "", lambda values: values)]
-        if computes is not None:
-            activation = Counter(filter(None, (activation_class(each.type) for each in evidence.trace.layers)))
-            usual = next((kind for kind, _ in activation.most_common() if kind not in _WITH_VALUES), "ReLU")
-            if float(min(values.min() for values in before)) < 0:
-                activated = [computes(getattr(nn, usual)()(values)) for values in before]
-                changed.append((f"with {usual} before {feeder}", activated))
+        if before and _same(computes(before[0]), own[0]):
             if parts := _parts(evidence, feeder):
                 turned = [computes(torch.cat(values.split(parts, 1)[::-1], 1)) for values in before]
                 changed.append((f"with what {feeder} reads in another order", turned))
@@ -65,8 +55,8 @@ def what_would_fit(evidence: InspectionEvidence, layer: str) -> tuple[str, str, 
         for other, norm in norms.items():
             if other != layer and norm.channels == norms[layer].channels:
                 tried[f"with the running statistics of {other}"] = _distance(evidence, own, other)
-    best = min(tried, key=lambda words: tried[words])
-    if tried[best] > min(_GOOD, now / _BETTER):
+    best = min(tried, key=lambda words: tried[words], default="")
+    if not best or tried[best] > min(_GOOD, now / _BETTER):
         return None
     block = best.partition(" the input of ")[2].partition(" ")[0]
     return block or layer, best, now / tried[best]
@@ -115,8 +105,7 @@ def _inputs(
 def _changes(
     values: Values, read: Mapping[str, Values], where: str, computes: Callable[[Tensor], Tensor]
 ) -> Iterator[tuple[str, Values]]:
-    """Another sign, and the input of each block added or taken away."""
-    yield f"with the other sign{where}", [computes(-each) for each in values]
+    """The input of each block added or taken away."""
     for block, inputs in read.items():
         pairs = list(zip(values, inputs, strict=True))
         if all(one.shape == other.shape for one, other in pairs) and not _same(*pairs[0]):

@@ -105,18 +105,6 @@ def _rounded(model: nn.Module) -> Iterator[Finding]:
         for name in pruned:
             text = f"{percent(zeros[name])} of its {large[name].numel():,} weights are zero, as after pruning"
             yield kind.finding(name, text, "zeros", numbers={"zeros": zeros[name]})
-    for name, values in [*large.items()][-1:]:
-        zero = int((~values.any(1)).sum()) % len(values) if values.dim() == 2 else 0
-        if zero:
-            text = f"all weights of {zero} of its {counted(len(values), 'output')} are zero, as if never trained"
-            yield kind.finding(name, text, "zeros", numbers={"zeros": zeros[name]})
-    read = {name: int(values.transpose(0, 1).flatten(1).any(1).sum()) for name, values in large.items()}
-    empty = [name for name, count in read.items() if 0 < count <= (1 - _EMPTY) * large[name].shape[1]]
-    if len(empty) * _FEW_OTHERS <= len(large):
-        for name in (name for name in empty if name not in pruned):
-            unread = large[name].shape[1] - read[name]
-            text = f"all weights of {unread} of its {large[name].shape[1]} input channels are zero, as after pruning"
-            yield kind.finding(name, text, "zeros", numbers={"zeros": zeros[name]})
 
 
 def _loaded_twice(evidence: InspectionEvidence) -> Iterator[Finding]:

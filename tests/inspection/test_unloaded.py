@@ -224,17 +224,6 @@ def test_numbers_at_their_first_value_are_named_where_others_are_not() -> None:
     assert named(0, 0, 0) == [("0.scale", "it is exactly 0, and 2 numbers like it are too")]
 
 
-def test_channels_that_nothing_reads_and_classes_that_nothing_makes_are_named() -> None:
-    net = normal(nn.Sequential(*(nn.Conv2d(8, 8, 3) for _ in range(5)), nn.Flatten(), nn.Linear(8 * 4, 9)))
-    inputs = torch.randn(1, 8, 12, 12)
-    net[3].weight.data[:, :5] = 0
-    net[6].weight.data[7:] = 0
-    assert [(each.layer, each.evidence) for each in unloaded(evidence_of(net, inputs))] == [
-        ("3.weight", "62.5 % of its 576 weights are zero, as after pruning"),
-        ("6.weight", "all weights of 2 of its 9 outputs are zero, as if never trained"),
-    ]
-
-
 def test_filters_of_one_length_and_filters_that_are_nearly_one_are_named() -> None:
     net = normal(nn.Sequential(*(nn.Conv2d(8, 8, 3) for _ in range(6))))
     inputs = torch.randn(1, 8, 14, 14)
