@@ -16,10 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hookscope.drawing import Colour, Mark, Panel, RowPlot, row_plot, with_types
-from hookscope.errors import InstallationError, printable
+from hookscope.errors import printable
 from hookscope.findings import Finding, default, nonfinite_words, single
 from hookscope.statistics.facts import LayerStatistics
-from hookscope.system import StrPath, make_folder, write_atomically
+from hookscope.system import StrPath, import_extra, make_folder, write_atomically
 
 _MOST_LINES = 10
 _BAND = 5.5  # thickness in points
@@ -222,7 +222,6 @@ def _summary(findings: Sequence[Finding]) -> list[str]:
 
 _CUTS = 48  # buckets of equal width, and about as many of equal count
 _SCALARS = ("mean", "std", "min", "max", "rms", "zeros", "saturated", "nan", "inf", "rank")
-_CURE = "pip install 'hookscope[tensorboard]'"
 _NAMELESS = "(model)"  # the model itself as a layer; a tag that begins with a slash has no group
 
 
@@ -232,15 +231,8 @@ def check_installed() -> None:
     Raises:
         InstallationError: TensorBoard is missing or does not fit the other installed packages.
     """
-    try:
-        import tensorboard.compat.proto.event_pb2
-        import tensorboard.summary.writer.event_file_writer  # noqa: F401
-    except ModuleNotFoundError as error:
-        missing = (error.name or "tensorboard").partition(".")[0]
-        raise InstallationError(f"the package {missing} is not installed", do=_CURE) from error
-    except Exception as error:  # TypeError or AttributeError of many lines if it is too old for protobuf or numpy
-        reason = next(iter(str(error).splitlines()), type(error).__name__)
-        raise InstallationError(f"cannot import tensorboard: {reason}", do=_CURE) from error
+    for module in ("compat.proto.event_pb2", "summary.writer.event_file_writer"):
+        import_extra(f"tensorboard.{module}", "tensorboard")
 
 
 def write_events(

@@ -16,5 +16,7 @@ from .processes import (
     after_import as after_import,
     before_termination as before_termination,
     find_script as find_script,
+    import_extra as import_extra,
+    missing_extra as missing_extra,
     signals_held as signals_held,
 )

@@ -6,6 +6,7 @@ import _thread
 import builtins
 import contextlib
 import faulthandler
+import importlib
 import importlib.machinery
 import os
 import pkgutil
@@ -14,13 +15,14 @@ import shlex
 import signal
 import sys
 import threading
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from importlib.machinery import ModuleSpec
 from types import ModuleType, TracebackType
 from typing import Any, Literal
 
-from hookscope.errors import HookscopeError, UsageError, nearest
+from hookscope.errors import HookscopeError, InstallationError, UsageError, first_line, nearest
 from hookscope.findings import listed
 
 
@@ -74,6 +76,24 @@ def before_termination(then: Callable[[], None]) -> None:
     faulthandler.register(number, file=writer, all_threads=False)
     os.register_at_fork(after_in_child=unregister)
     _thread.start_new_thread(wait, ())
+
+
+def import_extra(module: str, extra: str) -> Any:
+    """A module of a package that ``pip install 'hookscope[EXTRA]'`` brings; an InstallationError without it."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        raise missing_extra(error.name or module, extra) from error
+    except Exception as error:  # TypeError or AttributeError of many lines if it does not fit other packages
+        asked, do = f"cannot import {extra}: {first_line(error)}", f"pip install 'hookscope[{extra}]'"
+        raise InstallationError(asked, do=do) from error
+
+
+def missing_extra(module: str, extra: str) -> InstallationError:
+    asked = f"the package {module.partition('.')[0]} is not installed"
+    return InstallationError(asked, do=f"pip install 'hookscope[{extra}]'")
 
 
 def after_import(name: str, then: Callable[[], None]) -> Callable[[], None]:

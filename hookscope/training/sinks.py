@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 import importlib.util
 import itertools
 import json
@@ -13,7 +12,6 @@ import subprocess
 import sys
 import threading
 import time
-import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -21,7 +19,7 @@ from functools import partial
 from typing import Any, ClassVar, Self
 
 from hookscope.errors import InstallationError, UsageError, WriteError, first_line, nearest
-from hookscope.system import check_folder, make_folder
+from hookscope.system import check_folder, import_extra, make_folder, missing_extra
 
 _MOST_IN_A_BATCH = 1000  # metrics in a request of MLflow
 _LONGEST_PARAMETER = 500  # characters, of MLflow
@@ -60,7 +58,7 @@ class TensorBoard(Sink):
 
     def __init__(self, place: str) -> None:
         check_folder(place)
-        tensorboard = _imported("torch.utils.tensorboard", self.word)
+        tensorboard = import_extra("torch.utils.tensorboard", self.word)
         make_folder(place)
         self.where = place
         try:
@@ -89,7 +87,7 @@ class Wandb(Sink):
     word = "wandb"
 
     def __init__(self, place: str) -> None:
-        wandb = _imported(self.word, self.word)
+        wandb = import_extra(self.word, self.word)
         settings = wandb.Settings(console="off", silent=True)
         try:
             self._run = wandb.init(project=place or None, job_type="hookscope", settings=settings)
@@ -119,7 +117,7 @@ class Mlflow(Sink):
     word = "mlflow"
 
     def __init__(self, place: str) -> None:
-        self._mlflow = mlflow = _imported(self.word, self.word)
+        self._mlflow = mlflow = import_extra(self.word, self.word)
         try:
             self._client = mlflow.MlflowClient()
             name = place or "Default"
@@ -151,22 +149,6 @@ class Mlflow(Sink):
 
 
 SINKS: dict[str, type[Sink]] = {sink.word: sink for sink in (TensorBoard, Wandb, Mlflow)}
-
-
-def _imported(module: str, package: str) -> Any:
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            return importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        raise not_installed(package) from error
-    except Exception as error:
-        do = f"pip install 'hookscope[{package}]'"
-        raise InstallationError(f"cannot import {package}: {first_line(error)}", do=do) from error
-
-
-def not_installed(package: str) -> InstallationError:
-    return InstallationError(f"the package {package} is not installed", do=f"pip install 'hookscope[{package}]'")
 
 
 def _with_width(histogram: Histogram) -> tuple[Sequence[float], list[float]]:
@@ -303,7 +285,7 @@ class SinkChoice:
         """Check, without an import, that the package is installed and that the folder can be written."""
         spec = importlib.util.find_spec(self.word)
         if spec is None or spec.origin is None:  # a folder `wandb` of earlier runs is not a package
-            raise not_installed(self.word)
+            raise missing_extra(self.word, self.word)
         if self.word == TensorBoard.word:
             check_folder(self.place)
 
