@@ -52,17 +52,7 @@ def more_severe_than_notes(net: nn.Module, counts: tuple[int, ...], side: int) -
     return [(command, finding) for command, finding in found if finding.severity != SEVERITIES[-1]]
 
 
-SMALL = [
-    "resnet18",
-    "squeezenet1_1",
-    *(
-        pytest.param(name, marks=pytest.mark.slow)
-        for name in ("mobilenet_v3_small", "mnasnet0_5", "shufflenet_v2_x0_5")
-    ),
-]
-
-
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("name", ["resnet18", "squeezenet1_1"])
 def test_a_small_untrained_model_has_only_notes(name: str) -> None:
     assert more_severe_than_notes(untrained(name), (3, 16), 64) == []
 
