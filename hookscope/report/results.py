@@ -55,6 +55,7 @@ from hookscope.statistics import (
 from hookscope.system import StrPath, write_atomically
 from hookscope.training import (
     LayerSeries,
+    Monitor,
     Run,
     TimedFinding,
     findings_over_time,
@@ -253,8 +254,8 @@ def diagnose(result: Any, **options: Any) -> list[Any]:
     """The findings on a result, the most severe first. Each has a name, a severity, a layer and its evidence.
 
     Args:
-        result: A `StatisticsCollector` or its ``totals``; what `parameter_statistics` or `layer_gradients` returns; the
-            path of a log, or what `read_runs` returns, whose last run is taken.
+        result: A `StatisticsCollector` or its ``totals``; what `parameter_statistics` or `layer_gradients` returns; a
+            `Monitor`, the path of a log, or what `read_runs` returns, whose last run is taken.
         options: ``thresholds``; ``stops``, ``anomaly`` and ``looked_for_anomaly`` of gradients.
 
     Raises:
@@ -276,8 +277,8 @@ def plot(result: Any, **options: Any) -> Figure:
 
     Args:
         result: What `parameter_statistics`, `layer_gradients`, `plan`, `compare` or `ablate_each` returns, or the
-            ``matrix`` of a comparison; the ``totals`` of a `StatisticsCollector`, or their ``statistics()``; the path
-            of a log, or what `read_runs` returns, whose last run is drawn.
+            ``matrix`` of a comparison; the ``totals`` of a `StatisticsCollector`, or their ``statistics()``; a
+            `Monitor`, the path of a log, or what `read_runs` returns, whose last run is drawn.
         options: ``findings``, ``title``, ``weights`` (the label of the weights), ``lines`` (under the title) and
             ``thresholds``, where a result has them; ``a`` and ``b``, the names of the sides of a matrix;
             ``photograph``, ``net``, ``top`` and ``cmap`` of `ablate_each`.
@@ -300,8 +301,8 @@ def write_page(result: Any, path: StrPath, **options: Any) -> None:
 
     Args:
         result: What `inspect`, `compare`, `find_exemplars`, `parameter_statistics` or `layer_gradients` returns; the
-            ``totals`` of a `StatisticsCollector`, or their ``statistics()``; the path of a log, or what `read_runs`
-            returns.
+            ``totals`` of a `StatisticsCollector`, or their ``statistics()``; a `Monitor`, the path of a log, or what
+            `read_runs` returns.
         path: The file, which is written completely or not at all.
         options: ``title``, ``findings``, ``weights`` (the label of the weights), ``lines`` (under the verdict),
             ``thresholds`` and ``provenance``, where a result has them; ``max_size`` in bytes of a page with pictures;
@@ -324,6 +325,7 @@ def write_page(result: Any, path: StrPath, **options: Any) -> None:
 
 def _for_kind(draws: Mapping[type, Callable[..., Any]], noun: str, result: Any, options: Mapping[str, Any]) -> Any:
     result = result.totals if isinstance(result, StatisticsCollector) else result
+    result = result.run if isinstance(result, Monitor) else result
     if isinstance(result, RunningStatistics) and RunningStatistics not in draws:
         options = {"findings": statistics_findings(result), **options}
         result = result.statistics()

@@ -102,6 +102,8 @@ class Monitor(RunProgress):
         backwards: Number of backward passes before the first step.
         rows: The lines, where there is no log.
         facts: The facts of the sampled steps, where there is no log.
+        notes: The lines of notes, where there is no log.
+        ends: The last line after the block, where there is no log.
         written_to: Where the sinks of ``to`` are, in words.
         trouble: The first message to the user, None without one.
         reference: What was written as the reference, after the block; None without a file.
@@ -161,8 +163,7 @@ class Monitor(RunProgress):
         sinks = to if isinstance(to, Iterable) and not isinstance(to, str) else [to]
         chosen = [sink if isinstance(sink, Sink | SinkChoice) else SinkChoice.parse(sink) for sink in sinks]
         self._sinks = list(dict.fromkeys(chosen))
-        self._reference, self._ended = reference, False
-        self._log, self._histograms, self._on_trouble = log, histograms, on_trouble
+        self._log, self._reference, self._histograms, self._on_trouble = log, reference, histograms, on_trouble
         self._header = {
             "command": None if command is None else list(command),
             "every": every,
@@ -183,7 +184,7 @@ class Monitor(RunProgress):
         """
         if self._log is not None:
             raise UsageError("the lines of this run are in its log", do="give read_runs(log)[-1]")
-        return Run(self._header, self.rows, end={} if self._ended else None, facts=self.facts)
+        return Run(self._header, self.rows, self.notes, next(iter(self.ends), None), self.facts)
 
     def __repr__(self) -> str:
         model = "every model" if self._model is None else type(self._model).__name__
@@ -192,7 +193,6 @@ class Monitor(RunProgress):
 
     def __enter__(self) -> Self:
         super().__init__()  # a second run starts from 0
-        self._ended = False
         models = ModelTracker(self._model, self._choice)
         for model in models.models:
             model.check()
@@ -218,7 +218,6 @@ class Monitor(RunProgress):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._watcher.off()
-        self._ended = True
         inputs = None if self._output.is_forked or has_failed(error) else self._watcher.inputs
         if self._reference is not None and inputs is not None:
             try:

@@ -14,7 +14,7 @@ from hookscope import statistics
 from hookscope.errors import NonFiniteError, first_line, printable
 from hookscope.hooks import MODEL, call_key
 from hookscope.system import StrPath
-from hookscope.training.log.file import RunLog
+from hookscope.training.log.file import RunLog, finite_line
 from hookscope.training.log.series import METRICS
 from hookscope.training.sinks import Sink, SinkChoice
 
@@ -28,6 +28,8 @@ class RunProgress:
     backwards: int = 0
     rows: list[dict[str, Any]] = field(default_factory=list)
     facts: list[dict[str, Any]] = field(default_factory=list)
+    notes: list[dict[str, Any]] = field(default_factory=list)
+    ends: list[dict[str, Any]] = field(default_factory=list)  # one line, once the run has ended
     written_to: list[str] = field(default_factory=list)
     trouble: str | None = None
     reference: statistics.SavedStatistics | None = None
@@ -88,14 +90,13 @@ class WatcherOutput:
 
     def _keep(self, lines: list[dict[str, Any]], without_log: list[dict[str, Any]]) -> None:
         if self._log is None:
-            without_log += lines
+            without_log += map(finite_line, lines)
         else:
             self._log.write(lines)
 
     def note(self, note: str, step: int | None, text: str, **fields: Any) -> None:
         with contextlib.suppress(Exception):
-            if self._log is not None:
-                self._log.write([self._line("note", step, {"note": note, "text": text} | fields)])
+            self._keep([self._line("note", step, {"note": note, "text": text} | fields)], self._run.notes)
 
     def announce(self, note: str, step: int | None, text: str) -> None:
         """Tell the user, and write a note; the same text only once."""
@@ -112,8 +113,8 @@ class WatcherOutput:
         if self.is_forked:
             return
         with contextlib.suppress(Exception):  # the log is valid without its last line
-            if self._log is not None:
-                self._log.write([self._line("end", step, {"sampled": self._run.sampled} | _reason(error))])
+            end = self._line("end", step, {"sampled": self._run.sampled} | _reason(error))
+            self._keep([end], self._run.ends)
         self._close(failed=has_failed(error))
 
     def _line(self, row: str, step: int | None, fields: Mapping[str, Any]) -> dict[str, Any]:

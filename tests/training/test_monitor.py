@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import hookscope
 from hookscope.comparison import against_reference
-from hookscope.errors import LayerError, ModelError, UsageError, WriteError
+from hookscope.errors import LayerError, ModelError, NonFiniteError, UsageError, WriteError
 from hookscope.models import as_loaded
 from hookscope.statistics import SavedStatistics, StatisticsCollector, load_statistics
 from hookscope.training import Monitor
@@ -530,22 +530,30 @@ def test_a_run_that_fails_or_samples_nothing_writes_no_reference(tmp_path: Path)
     assert "no pass of a model that learns was sampled" in said[0] and not (tmp_path / "a.json").exists()
 
 
-def test_a_run_without_a_log_is_judged_like_one_that_was_read(tmp_path: Path) -> None:
-    found, texts = [], []
+@pytest.mark.parametrize("rate", [0.1, 1e30])  # of the second the loss is NaN
+def test_a_run_without_a_log_is_judged_like_one_that_was_read(tmp_path: Path, rate: float) -> None:
+    found, ends, texts = [], [], []
     for log in (None, tmp_path / "run.ndjson"):
         torch.manual_seed(0)
         net = nn.Sequential(nn.Flatten(), nn.Linear(12, 8), nn.ReLU(), nn.Linear(8, 2))
-        nn.init.constant_(net[1].bias, -50.0)  # type: ignore[arg-type]
-        optimizer = torch.optim.SGD(net.parameters(), 0.1)
-        with Monitor(net, optimizer, every=1, log=log) as monitor:
+        nn.init.constant_(net[1].bias, -50.0 if rate < 1 else 0.0)  # type: ignore[arg-type]
+        optimizer = torch.optim.SGD(net.parameters(), rate)
+        stops = None if rate < 1 else "non-finite"
+        with suppress(NonFiniteError), Monitor(net, optimizer, every=1, log=log, stop_on=stops) as monitor:
             for _ in range(12):
                 optimizer.zero_grad()
                 nn.functional.cross_entropy(net(torch.randn(16, 3, 2, 2)), torch.arange(16) % 2).backward()
                 optimizer.step()
-        run = monitor.run if log is None else read_runs(log)[0]
-        found.append([(finding.finding, finding.layer) for finding in hookscope.diagnose(run)])
+        watched: Any = monitor if log is None else read_runs(log)[0]
+        run = watched.run if log is None else watched
+        found.append([(finding.finding, finding.layer) for finding in hookscope.diagnose(watched)])
+        ends.append(([note["note"] for note in run.notes], run.end["reason"], len(hookscope.plot(watched).axes)))
         texts.append(repr(monitor))
     with pytest.raises(UsageError, match="lines of this run are in its log"):
-        monitor.run  # noqa: B018
-    assert found[0] == found[1] == [("dead-layer", "2")]
-    assert texts[0] == "Monitor(Sequential: 12 of 12 steps sampled; see .run)" and "read_runs" in texts[1]
+        hookscope.plot(monitor)
+    assert found[0] == found[1] and ends[0] == ends[1]
+    if rate < 1:
+        assert found[0] == [("dead-layer", "2")] and ends[0][:2] == ([], "done")
+        assert texts[0] == "Monitor(Sequential: 12 of 12 steps sampled; see .run)" and "read_runs" in texts[1]
+    else:
+        assert ("non-finite", "3") in found[0] and ends[0][:2] == (["non-finite"], "stopped")

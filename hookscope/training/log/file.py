@@ -141,6 +141,12 @@ def _add_line(line: dict[str, Any], runs: list[Run]) -> None:
         getattr(runs[-1], _LISTS[kind]).append(line)
 
 
+def finite_line(line: Mapping[str, Any]) -> dict[str, Any]:
+    """The line with None for NaN and Inf: JSON has neither."""
+    bad = {name for name, value in line.items() if isinstance(value, float) and not math.isfinite(value)}
+    return dict(line) | dict.fromkeys(bad)
+
+
 class RunLog:
     """A log opened for appending lines, each written whole or not at all.
 
@@ -176,13 +182,11 @@ class RunLog:
             raise self._error(error.strerror or str(error)) from error
 
     def write(self, rows: Iterable[Mapping[str, Any]]) -> None:
-        """Append a line for each of ``rows``; NaN and Inf are written as null."""
+        """Append a line for each of ``rows``, each as `finite_line`."""
         if self._descriptor < 0 or os.getpid() != self._pid:
             return
         for row in rows:
-            bad = {name for name, value in row.items() if isinstance(value, float) and not math.isfinite(value)}
-            values = dict(row) | dict.fromkeys(bad)
-            self._append(json.dumps(values, allow_nan=False).encode("ascii") + b"\n")
+            self._append(json.dumps(finite_line(row), allow_nan=False).encode("ascii") + b"\n")
 
     def close(self) -> None:
         if self._descriptor >= 0:
