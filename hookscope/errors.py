@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import functools
+import operator
+import os
 import re
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
@@ -131,6 +135,16 @@ class OutputNote(UserWarning):
     """Which of a model's outputs are taken as the scores of classes, or what they are computed from."""
 
 
+class InputNote(UserWarning):
+    """What is assumed of a model's input, or what is probably wrong with the one that is given."""
+
+
+@functools.cache
+def note_input(text: str) -> None:
+    """Issue an `InputNote`, of each text once: the filters of Python forget at every ``catch_warnings``."""
+    warnings.warn(text, InputNote, stacklevel=1)
+
+
 @contextlib.contextmanager
 def spelling_for_shell() -> Iterator[None]:
     """Inside, `spelled` gives the spelling of the command line: only the command line enters this block."""
@@ -176,6 +190,20 @@ def first_line(error: BaseException, longest: int = 200) -> str:
 def kind_of(value: object) -> str:
     """What a wrong argument is, in a word: ``None``, ``text`` or the name of its class."""
     return "None" if value is None else "text" if isinstance(value, str) else type(value).__name__
+
+
+def path_of(given: Any) -> str:
+    """``given`` as the text of a path; a UsageError for what is not one."""
+    if not isinstance(given, str | os.PathLike):
+        raise UsageError(f"expected the path of a file, got {kind_of(given)}")
+    return os.fspath(given)
+
+
+def check_whole(name: str, number: Any, least: int = 1, optional: bool = False) -> None:
+    """Raise a UsageError for what is not an integer of at least ``least``, nor None where it is ``optional``."""
+    is_whole = hasattr(number, "__index__") and not isinstance(number, bool)
+    if not (optional and number is None) and not (is_whole and operator.index(number) >= least):
+        raise UsageError(f"{name} must be an integer of at least {least}, not {number!r}")
 
 
 def all_of(kind: type[_Kind] | tuple[type[_Kind], ...], given: Any, made_by: str) -> list[_Kind]:

@@ -110,6 +110,7 @@ from .text import (
 from .tiles import (
     ChannelChoice as ChannelChoice,
     Tiles as Tiles,
+    channel_numbers as channel_numbers,
     finite_extremes as finite_extremes,
     input_frames as input_frames,
     input_size_of as input_size_of,

@@ -18,7 +18,7 @@ from PIL.PngImagePlugin import PngInfo
 from hookscope.drawing import colours
 from hookscope.drawing.scale import TOP, Scale
 from hookscope.drawing.text import Pixels, font, stamp, text_pixels, wrapped
-from hookscope.errors import ImageError, UsageError, printable
+from hookscope.errors import ImageError, UsageError, path_of, printable
 from hookscope.images import PROVENANCE
 from hookscope.system import StrPath, write_atomically
 
@@ -148,7 +148,7 @@ def read_provenance(source: StrPath | bytes) -> dict[str, Any]:
 
 
 def _read(source: StrPath | bytes) -> tuple[Image.Image, dict[str, Any]]:
-    name = "the picture" if isinstance(source, bytes) else os.fspath(source)
+    name = "the picture" if isinstance(source, bytes) else path_of(source)
     try:
         with Image.open(io.BytesIO(source) if isinstance(source, bytes) else source) as image:
             image.load()  # another tool may move the text behind the pixels

@@ -41,7 +41,7 @@ from hookscope.drawing.grid import (
 from hookscope.drawing.scale import ALPHA, RangeScale, Scale
 from hookscope.drawing.text import Pixels
 from hookscope.drawing.tiles import ActivationSummary, ChannelChoice, SheetPart, reduce_output
-from hookscope.errors import NoMapError, UsageError, kind_of, spelled
+from hookscope.errors import NoMapError, UsageError, check_whole, kind_of, spelled
 from hookscope.hooks import Call, InputSize, Shape, module_of, tensors_in
 from hookscope.images import AnyImage, InputImage, as_picture
 from hookscope.models import LoadedModel, is_random, package_versions, short_name
@@ -200,11 +200,11 @@ def draw_sheet(
         >>> draw_sheet(torch.rand(16, 7, 7), title="conv1", columns=4).mode
         'P'
     """
-    if alpha is not None and not 0 <= alpha <= 1:
+    if alpha is not None and not (isinstance(alpha, float | int) and 0 <= alpha <= 1):
         raise UsageError(f"alpha must be from 0 to 1, not {alpha}")
-    if columns is not None and columns < 1:
-        raise UsageError(f"columns must be at least 1 or None, not {columns}")
-    names, parsed = names or (), Scale.parse(scale) if isinstance(scale, str) else RangeScale(*scale)
+    check_whole("columns", columns, optional=True)
+    is_range = isinstance(scale, tuple | list) and len(scale) == 2
+    names, parsed = names or (), RangeScale(*scale) if is_range else Scale.parse(str(scale))
     choice = ChannelChoice(usual=True) if channels is None else ChannelChoice.parse(channels)
     if image is not None:
         picture = as_picture(image).image

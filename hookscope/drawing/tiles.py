@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field as dataclass_field, replace
@@ -46,6 +47,15 @@ _MEASURES = {
 }
 
 
+def channel_numbers(given: Any) -> tuple[int, ...]:
+    """One number or several, each once; SelectionError for no number, one below 0, or something else."""
+    listed = list(given) if isinstance(given, Iterable) else [given]
+    numbers = tuple(operator.index(number) if hasattr(number, "__index__") else -1 for number in listed)
+    if not numbers or min(numbers) < 0:
+        raise SelectionError(f"bad channels {given!r}", do="give numbers from 0 on")
+    return tuple(dict.fromkeys(numbers))
+
+
 @dataclass(frozen=True, slots=True)
 class ChannelChoice:
     """Which channels to draw: ranges of numbers, or the strongest ``top`` by ``measure``; by default all.
@@ -59,13 +69,10 @@ class ChannelChoice:
     usual: bool = False
 
     @classmethod
-    def parse(cls, text: str | Sequence[int]) -> ChannelChoice:
+    def parse(cls, text: Any) -> ChannelChoice:
         """Read ``all``, ``0-63,100``, ``top:16`` (by mean |value|), ``top:16:max|std|mean`` or a list of numbers."""
         if not isinstance(text, str):
-            channels = [int(number) for number in text]
-            if not channels or min(channels) < 0:
-                raise SelectionError(f"bad channels {channels}", do="give numbers from 0 on")
-            return cls(numbers=tuple((channel, channel) for channel in channels))
+            return cls(numbers=tuple((channel, channel) for channel in channel_numbers(text)))
         if text.strip() == "all":
             return cls()
         top = re.fullmatch(r"top:(\d+)(?::(abs|max|std|mean))?", text.strip())

@@ -13,8 +13,8 @@ import numpy as np
 from PIL import Image
 
 from hookscope.display import Rows
-from hookscope.drawing import image_bytes
-from hookscope.errors import ImageError, InputError, LayerError, UsageError, printable
+from hookscope.drawing import channel_numbers, image_bytes
+from hookscope.errors import ImageError, InputError, LayerError, UsageError, check_whole, printable
 from hookscope.exemplars.channels import Candidates
 from hookscope.exemplars.facts import ChannelExemplars, Exemplar, LayerExemplars, SynthesizedImage
 from hookscope.exemplars.job import MEASURES, ExemplarsJob, FoundExemplars, FoundInLayer, SeenImage
@@ -270,13 +270,10 @@ def find_exemplars(
         ([2], 3)
     """
     net = as_loaded(net)
-    wanted = None if channels is None else tuple(dict.fromkeys(channels))
-    if top < 1:
-        raise UsageError(f"the number of exemplars must be at least 1, not {top}")
+    wanted = None if channels is None else channel_numbers(channels)
+    check_whole("top", top)
     if measure not in MEASURES:
         raise UsageError(f"no measure '{measure}'", f"there are {', '.join(MEASURES)}")
-    if wanted is not None and (not wanted or min(wanted) < 0):
-        raise UsageError(f"no channel {min(wanted)}" if wanted else "no channel given", do="count from 0")
     classes = select_types(types) if types else None
     given = paths if isinstance(paths, Sequence) and not isinstance(paths, str) else [paths]
     files: list[Any] = list_pictures(given) if folders is None else list(given)

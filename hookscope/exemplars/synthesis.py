@@ -12,8 +12,8 @@ from PIL import Image
 from torch import Tensor
 from torchvision.transforms import functional as F
 
-from hookscope.drawing import input_size_of
-from hookscope.errors import UsageError
+from hookscope.drawing import channel_numbers, input_size_of
+from hookscope.errors import UsageError, check_whole
 from hookscope.exemplars.facts import ChannelExemplars, LayerExemplars, SynthesizedImage
 from hookscope.exemplars.job import MEASURED, MEASURES, of_images, with_places
 from hookscope.hooks import MODEL, AnyModel, Layers, Selection, as_float, capture, differentiable, tensors_in
@@ -91,10 +91,9 @@ def synthesize_images(
         ((128, 128), 0, True)
     """
     net = as_loaded(net)
-    wanted = list(dict.fromkeys(channels))
+    wanted = channel_numbers(channels)
     for name, number in {"count": count, "steps": steps, "tries": tries, "batch size": batch_size}.items():
-        if number < 1:
-            raise UsageError(f"{name} {number}", do=f"give a {name} from 1")
+        check_whole(name, number)
     if measure not in MEASURES:
         raise UsageError(f"unknown measure '{measure}'", f"there are {', '.join(MEASURES)}")
     layer_of = _Layer(net, net.preprocess.of_seen, layer, types, part, measure)

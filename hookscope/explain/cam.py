@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from hookscope.display import Rows
-from hookscope.errors import InputError, LayerError, NoMapError, UsageError
+from hookscope.errors import InputError, LayerError, NoMapError, UsageError, check_whole
 from hookscope.explain.cam_maps import (
     ClassActivationMap,
     MapLayer,
@@ -124,8 +124,7 @@ def class_activation_maps(
     model, categories = module_of(model), names_of(model, categories)
     both: dict[str, CamMethod | AttentionMethod] = {**CAM_METHODS, **ATTENTION_METHODS}
     how = method_named(method, both)
-    if batch_size is not None and batch_size < 1:
-        raise UsageError(f"batch size {batch_size}", do="give a batch size from 1")
+    check_whole("batch size", batch_size, optional=True)
     size = _input_size(inputs)
     if smooth:
         maps_of = partial(
@@ -221,6 +220,7 @@ def landmark_layers(
         ['0', '2']
     """
     model, categories = module_of(model), names_of(model, categories)
+    check_whole("most", most)
     shown = _input_size(inputs)
     with differentiable(model, parameters=False):
         with capture(model, "*", leaves=True) as activations:

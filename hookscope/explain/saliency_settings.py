@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hookscope.errors import UsageError
+from hookscope.errors import UsageError, check_whole
 
 
 @dataclass(frozen=True)
@@ -40,8 +40,7 @@ class Settings:
 
     def __post_init__(self) -> None:
         for name in ("samples", "steps", "most_steps", "batch_size", "window", "stride"):
-            if getattr(self, name) is not None and getattr(self, name) < 1:
-                raise UsageError(f"{name.replace('_', ' ')} {getattr(self, name)}", do="give a number from 1")
+            check_whole(name.replace("_", " "), getattr(self, name), optional=True)
         if not 0 <= self.noise < float("inf"):
             raise UsageError(f"noise {self.noise:g}", do="give a number from 0, as a share of the range of values")
         if self.window is not None and (self.stride or 1) > self.window:

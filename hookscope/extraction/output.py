@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from hookscope.errors import InputError, UsageError, WriteError, first_line
+from hookscope.errors import InputError, UsageError, WriteError, check_whole, first_line
 from hookscope.extraction.formats import FOLDER, FORMATS, Column, FeatureFormat, FeatureTable, format_of, shards_in
 from hookscope.findings import counted
 from hookscope.jobs import StateKind, read_state, write_state
@@ -121,8 +121,7 @@ def check_output(
         raise UsageError(asked, do=f"name a file that ends in {', '.join(FORMATS)}, or a folder")
     if folder and suffix in FORMATS and suffix != ".parquet":
         raise UsageError(f"a folder holds .parquet files, and '{name}' is to be one file", do="name a folder")
-    if shard is not None and shard < 1:
-        raise UsageError(f"‹shard|--shard› must be at least 1, not {shard}")
+    check_whole("‹shard|--shard›", shard, optional=True)
     suffix = ".parquet" if folder else suffix
     output = Output(name, os.path.realpath(name), suffix, (shard or DEFAULT_SHARD) if folder else 0)
     check_columns(output, columns, format_of(suffix, name))

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset
 
 from hookscope.display import Cells, Shown
-from hookscope.errors import InputError, LayerError, UsageError
+from hookscope.errors import InputError, LayerError, UsageError, path_of
 from hookscope.extraction.facts import POOLS, FeatureBatch, WrittenFeatures
 from hookscope.extraction.files import FeatureRun, FeatureSource, WritingRun
 from hookscope.extraction.job import ExtractionJob
@@ -134,7 +134,7 @@ def _paths_or_items(images: Images) -> tuple[list[str] | None, Any]:
     if first is None:
         raise UsageError("there is no image", do="give files, folders or tensors")
     if isinstance(first, str | os.PathLike):
-        return [os.fspath(path) for path in itertools.chain([first], items)], None
+        return [path_of(path) for path in itertools.chain([first], items)], None
     return None, images if isinstance(images, Sequence) else itertools.chain([first], items)
 
 

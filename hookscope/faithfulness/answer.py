@@ -125,7 +125,7 @@ def compare_maps(measured: Sequence[Sequence[Faithfulness]], by: str = "road", *
     if by not in MEASURES:
         raise UsageError(f"maps are not compared by '{by}'", do=f"there are {', '.join(MEASURES)}")
     several = isinstance(measured, Sequence) and not all(isinstance(image, Faithfulness) for image in measured)
-    each = measured if several or not measured else [measured]
+    each = measured if several else [measured]
     images = [{test.name: test for test in all_of(Faithfulness, image, "measure_faithfulness")} for image in each]
     names = list(images[0]) if images else []
     if not names:

@@ -18,7 +18,7 @@ from torch import Tensor
 from torchvision.transforms.functional import gaussian_blur
 
 from hookscope.display import Rows
-from hookscope.errors import InputError, UsageError
+from hookscope.errors import InputError, UsageError, check_whole
 from hookscope.explain import (
     ClassActivationMap,
     first_batch,
@@ -166,8 +166,7 @@ def measure_faithfulness(
     if fill not in (None, "mean", "blur"):
         raise UsageError(f"no fill '{fill}'", do="there are mean and blur")
     for name, number in (("steps", steps), ("batch size", batch_size)):
-        if number is not None and number < 1:
-            raise UsageError(f"{name} {number}", do="give a number from 1")
+        check_whole(name, number, optional=True)
     if len(image := picture_in(inputs)) != 1:
         raise UsageError(f"faithfulness needs one image, got {len(image)}", do="call it for each image")
     image = image[0].detach()

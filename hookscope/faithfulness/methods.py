@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from hookscope.display import Rows
-from hookscope.errors import HookscopeError, InputError, ModelError, TargetError, UsageError, kind_of
+from hookscope.errors import HookscopeError, InputError, ModelError, TargetError, UsageError, check_whole, kind_of
 from hookscope.explain import ATTENTION_METHODS, CAM_METHODS, ClassActivationMap, class_activation_maps
 from hookscope.faithfulness.facts import BASELINES, Faithfulness, as_array
 from hookscope.faithfulness.measure import Progress, measure_faithfulness
@@ -70,8 +70,7 @@ def sanity_check(
     if not callable(explain):
         do = "give a function: lambda: class_activation_maps(net, image)[0]"
         raise UsageError(f"expected a function that makes a map, got {kind_of(explain)}", do=do)
-    if steps < 1:
-        raise UsageError(f"{steps} steps", do="give a number from 1")
+    check_whole("steps", steps)
     ran: dict[str, int] = {}
     with Observer(model, "*", ("all",), lambda call, *rest: ran.update({call.name: len(ran)})):
         first = _values(explain())
@@ -178,6 +177,7 @@ def cam_faithfulness(
         ['gradcam', 'layercam', 'random', 'centred']
     """
     model, categories = module_of(model), names_of(model, categories)
+    methods = [methods] if isinstance(methods, str) else methods
     chosen = [*CAM_METHODS, *ATTENTION_METHODS] if methods is None else list(methods)
     maps_of = partial(
         class_activation_maps, model, inputs, layers, types=types, categories=categories, batch_size=batch_size

@@ -118,8 +118,8 @@ class ZeroGradient:
 
 
 def check_positive(name: str, value: float) -> None:
-    if not value > 0:
-        raise UsageError(f"{name} {value:g} is not a number above 0")
+    if not (isinstance(value, int | float) and value > 0):
+        raise UsageError(f"{name} {value} is not a number above 0")
 
 
 def clip_total_norm(gradients: Iterable[Tensor], limit: float) -> list[Tensor]:

@@ -133,6 +133,8 @@ def _parse(layers: Any) -> Iterator[_Term]:
         yield layers
     elif isinstance(layers, Selection):
         yield from layers._terms
+    elif hasattr(layers, "call"):  # a call, or a row of one
+        yield from Selection.of_calls([layers if isinstance(layers.call, int) else layers.call])._terms
     elif isinstance(layers, (str, int)):
         # a regular expression and a name may hold commas, so they take the rest of their text
         text = str(layers)
@@ -146,7 +148,7 @@ def _parse(layers: Any) -> Iterator[_Term]:
         raise SelectionError(f"a selection of layers cannot be {kind_of(layers)}", do=do)
     else:
         for part in layers:
-            yield from _parse(part if isinstance(part, Selection | _Term) else str(part))
+            yield from _parse(str(part) if hasattr(part, "__index__") else part)
 
 
 class Selection:
@@ -189,7 +191,7 @@ class Selection:
         """The layers with exactly these names, even if these look like indices or patterns; ``""`` is the model."""
         names = list(names)
         suffix = "" if call is None else f"#{call}"
-        return cls([_Names(",".join(names) + suffix, frozenset(names), call=call)] if names else [])  # type: ignore[list-item]
+        return cls([_Names(",".join(names) + suffix, frozenset(names), call=call)] if names else [])
 
     @classmethod
     def of_calls(cls, calls: Iterable[Call]) -> Selection:
@@ -381,4 +383,4 @@ def _in_words(types: Sequence[str]) -> str:
     return "layer" if "all" in types else "/".join(types)
 
 
-Layers = Selection | str | int | Iterable[Selection | str | int]
+Layers = Selection | Call | str | int | Iterable[Any]

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import ExifTags, Image, ImageFile, ImageOps, UnidentifiedImageError
 
-from hookscope.errors import ImageError, UsageError, kind_of, printable
+from hookscope.errors import ImageError, UsageError, check_whole, kind_of, printable
 from hookscope.images.find import (
     FORMATS,
     PNG,
@@ -134,8 +134,7 @@ def read_picture(
     ``s3://``, is read through fsspec or pyarrow. ``name`` is what errors call it.
     ``frames`` are evenly spaced from the first to the last; a still is repeated.
     """
-    if frames < 1:
-        raise UsageError(f"frames must be at least 1, not {frames}")
+    check_whole("frames", frames)
     name = _name(source) if name is None else name
     content = _content(source, name)
     # Pillow's warnings become notes; they must not reach users as Python warnings.

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from hookscope.display import Cells, Picture, Shown
 from hookscope.drawing import map_png
-from hookscope.errors import NoMapError, UsageError
+from hookscope.errors import NoMapError, UsageError, check_whole
 from hookscope.findings import listed
 from hookscope.hooks import (
     AnyModel,
@@ -394,8 +394,7 @@ def ablate_each(
     asked = Target.of(target)
     if asked.count > 1:
         raise UsageError(f"expected one class, got '{asked.text}'")
-    if batch_size is not None and batch_size < 1:
-        raise UsageError(f"batch size {batch_size}", do="give a batch size from 1")
+    check_whole("batch size", batch_size, optional=True)
     asked.check(categories)
     passes = Passes(model, inputs, seed)
     with_all = baseline(passes, layers, types)

@@ -44,7 +44,7 @@ from hookscope.drawing import (
     short_label,
     write_at,
 )
-from hookscope.errors import HookscopeError, NoMapError, UsageError, one_of
+from hookscope.errors import HookscopeError, NoMapError, check_whole, one_of
 from hookscope.findings import counted
 from hookscope.hooks import InputSize, maps_or_vectors, module_of, shape_of
 from hookscope.images import AnyImage, InputImage, as_picture
@@ -75,8 +75,7 @@ def draw_ablation(
     without the channel, its name stands beside the bar. Each map has a scale of its own, from a transparent 0, or
     about it if one of the maps has negative values. Without a photograph there are bars alone.
     """
-    if top < 1:
-        raise UsageError(f"{top} bars", do="give a number from 1")
+    check_whole("top", top)
     photograph = None if photograph is None else as_picture(photograph)
     shown = ablation.channels[: min(top, _MOST_BARS)]
     prediction = ablation.prediction

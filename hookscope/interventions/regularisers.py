@@ -15,7 +15,7 @@ from torch.nn.parameter import is_lazy
 from torch.nn.utils import prune
 from torchvision.ops import drop_block2d, drop_block3d
 
-from hookscope.errors import ModelError, UsageError
+from hookscope.errors import ModelError, UsageError, check_whole
 from hookscope.hooks import Call, HookHandles
 from hookscope.interventions.base import (
     Change,
@@ -45,8 +45,7 @@ class LinearSchedule:
     steps: int
 
     def __post_init__(self) -> None:
-        if self.steps < 1:
-            raise UsageError(f"a schedule of {self.steps} steps", do="give 1 or more")
+        check_whole("steps of a schedule", self.steps)
 
     def __call__(self, step: int) -> float:
         return self.start + (self.end - self.start) * min(1.0, max(0, step) / self.steps)

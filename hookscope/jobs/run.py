@@ -15,7 +15,7 @@ from typing import Any, Generic, Protocol, Self, TypeVar
 import torch
 from torch import nn
 
-from hookscope.errors import HookscopeError, InputError, UsageError, WriteError
+from hookscope.errors import HookscopeError, InputError, UsageError, WriteError, check_whole, kind_of
 from hookscope.hooks import Layers, Selection, tensors_in
 from hookscope.images import Listener
 from hookscope.models import Batch, LoadedModel, load_batches, model_errors_as_input_errors
@@ -126,7 +126,7 @@ def fingerprint_of(model: nn.Module) -> str:
 
 def layers_in_words(layers: Layers, types: Iterable[Any] | None = None) -> str:
     """A selection of layers, as saved files hold it."""
-    words = str(layers) if isinstance(layers, str | int | Selection) else ", ".join(map(str, layers))
+    words = str(layers) if isinstance(layers, str | int | Selection) else ", ".join(map(str, Selection(layers).terms))
     return words + (f" of {', '.join(map(str, types))}" if types else "")
 
 
@@ -175,10 +175,10 @@ class RunSettings:
     listener: Listener = field(default=Listener(), repr=False)
 
     def __post_init__(self) -> None:
-        if self.batch_size is not None and self.batch_size < 1:
-            raise UsageError(f"batch size must be at least 1, not {self.batch_size}")
-        if self.workers < 0:
-            raise UsageError(f"workers must be at least 0, not {self.workers}")
+        check_whole("batch size", self.batch_size, optional=True)
+        check_whole("workers", self.workers, 0)
+        if self.engine is not None and not hasattr(self.engine, "run"):
+            raise UsageError(f"expected an engine, got {kind_of(self.engine)}", do="give hookscope.RayEngine()")
 
     @property
     def images_in_pass(self) -> int:

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from hookscope._version import __version__
-from hookscope.errors import InputError, printable
+from hookscope.errors import InputError, path_of, printable
 from hookscope.system import StrPath, write_atomically
 
 BEGINNING = b'{"hookscope": '
@@ -58,7 +58,7 @@ def write_state(path: StrPath, kind: StateKind, content: dict[str, Any]) -> None
 
 def read_state(path: StrPath, kind: StateKind, restore: Callable[[dict[str, Any]], Content]) -> Content:
     """What ``restore`` makes of the content of a file of `write_state`."""
-    name = printable(os.fspath(path))
+    name = printable(path_of(path))
     try:
         data = _content(path, kind)
         whole = json.loads(data)

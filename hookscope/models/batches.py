@@ -20,7 +20,7 @@ import torch
 from PIL import Image
 from torch.utils.data import DataLoader
 
-from hookscope.errors import HookscopeError, ImageError, UsageError
+from hookscope.errors import HookscopeError, ImageError, check_whole
 from hookscope.hooks import one_thread
 from hookscope.images import Listener, read_picture, read_pipe
 from hookscope.models.loaded import LoadedModel, as_batch
@@ -74,10 +74,9 @@ def load_batches(
     Raises:
         HookscopeError: a worker was killed.
     """
-    if batch_size < 1:
-        raise UsageError(f"batch size must be at least 1, not {batch_size}")
-    if workers < 0:
-        raise UsageError(f"workers must be at least 0, not {workers}")
+    check_whole("batch size", batch_size)
+    check_whole("workers", workers, 0)
+    net.note_assumption()
     return _batches(net, _prepared(net.preprocess, paths, batch_size, workers, first), batch_size, listener, first)
 
 

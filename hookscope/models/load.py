@@ -93,9 +93,9 @@ def load_model(
     if model_output is not None:
         return_only(loaded.model, str(model_output), source.text)
     check_size(loaded.model, input_size, loaded.family)
-    size = None if input_size is None else (input_size[-2], input_size[-1])
+    size = None if input_size is None else (input_size[-2:][0], input_size[-1])  # one number is a square
     changed = loaded.preprocess.changed(_with_function(chosen), size)
-    frames = changed.frames if input_size is None or len(input_size) == 2 else input_size[0]
+    frames = changed.frames if input_size is None or len(input_size) < 3 else input_size[0]
     preprocess = replace(changed, device=where, frames=frames)
     checkpoint = choice.text if choice.kind is WeightsKind.FILE else loaded.checkpoint
     return replace(loaded, device=where, preprocess=preprocess, checkpoint=checkpoint, seed=seed)
@@ -135,7 +135,7 @@ def parse_dtype(text: str, device: str) -> tuple[torch.dtype | None, torch.dtype
     Raises:
         UsageError: no such type.
     """
-    word, _, name = text.partition(":")
+    word, _, name = str(text).partition(":")
     if word == AUTOCAST:
         name = name or dtype_name(torch.get_autocast_dtype(torch.device(device).type))
         if name not in autocast_dtypes():

@@ -13,7 +13,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from hookscope.display import Cells, Shown
-from hookscope.errors import InputError, UsageError, kind_of
+from hookscope.errors import InputError, UsageError, kind_of, note_input
 from hookscope.hooks import AnyModel, module_of
 from hookscope.images import AnyImage, InputImage, as_picture, is_picture
 from hookscope.models.metadata import WeightsMetadata
@@ -22,6 +22,7 @@ from hookscope.models.transforms import Transforms, usual_transforms
 
 # MViT takes exactly 16 frames; all other video models of torchvision take 16 too.
 CLIP_FRAMES = 16
+_AS_GIVEN = "as given"  # the label of the weights of a plain module
 
 _FAMILIES = {
     "torchvision.models.detection": "detection",
@@ -247,11 +248,18 @@ class LoadedModel(Shown):
 
     def prepare(self, picture: InputImage | Image.Image) -> Tensor:
         """The input tensor of a picture, ``(3, H, W)``, or of a clip, ``(3, T, H, W)``."""
+        self.note_assumption()
         frames = as_picture(picture).frames
         tensor = self.preprocess(frames if len(frames) > 1 else frames[0])
         kind = next((weight.dtype for weight in self.model.parameters()), tensor.dtype)
         halves_or_doubles = kind in (torch.float16, torch.bfloat16, torch.float64) and tensor.is_floating_point()
         return tensor.to(kind) if halves_or_doubles else tensor
+
+    def note_assumption(self) -> None:
+        """Warn of what is assumed of images for a plain module: it does not say how they become its input."""
+        if self.weights == _AS_GIVEN and self.preprocess.assumption:
+            asked = f"{self.name} does not say how an image becomes its input: assumed {self.preprocess.assumption}"
+            note_input(f"{asked}; give a tensor, or what hookscope.load_model returns")
 
     def inputs_of(self, image: AnyImage) -> tuple[Any, ...]:
         """The positional inputs of one forward pass for an image or its path."""
@@ -269,6 +277,6 @@ def as_loaded(net: AnyModel) -> LoadedModel:
     if isinstance(net, LoadedModel):
         return net
     module = module_of(net)
-    loaded = LoadedModel.of(module, type(module).__name__, "as given", WeightsMetadata())
+    loaded = LoadedModel.of(module, type(module).__name__, _AS_GIVEN, WeightsMetadata())
     device = next((str(parameter.device) for parameter in module.parameters()), "cpu")
     return replace(loaded, device=device, preprocess=replace(loaded.preprocess, device=device))

@@ -248,7 +248,7 @@ def find_models(pattern: str | None = None) -> Rows[ModelInfo]:
     """
     if pattern is None:
         return Rows(catalogue())
-    matches = _matcher(pattern)  # first: a bad pattern fails at once
+    matches = _matcher(pattern := str(pattern))  # first: a bad pattern fails at once
     models = catalogue()
     matching = Rows(model for model in models if matches(model.name))
     if not matching:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -268,7 +269,8 @@ def diagnose(result: Any, **options: Any) -> list[Any]:
         >>> [(finding.finding, finding.layer) for finding in diagnose(hookscope.parameter_statistics(layer))]
         [('dead-filters', 'weight')]
     """
-    findings: list[Any] = [] if result == [] else _for_kind(_FINDINGS, "finding", result, options)
+    is_empty = isinstance(result, list) and not result
+    findings: list[Any] = [] if is_empty else _for_kind(_FINDINGS, "finding", result, options)
     return findings
 
 
@@ -341,4 +343,8 @@ def _for_kind(draws: Mapping[type, Callable[..., Any]], noun: str, result: Any, 
             f"there is one of {', '.join(kind.__name__ for kind in draws)}",
             "give what the function that measures returns",
         )
+    try:
+        inspect.signature(draw).bind(result, **options)
+    except TypeError as error:
+        raise UsageError(f"{noun} of {kind_of(first)}: {error}") from None
     return draw(result, **options)

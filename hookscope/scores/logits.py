@@ -331,7 +331,7 @@ def predict(net: AnyModel, images: Any, target: Any = "top:5", categories: Class
     images = images[None] if is_one else images
     for at, image in enumerate(images if tensors_in(images) else list_pictures(images)):
         picture = None if isinstance(image, Tensor) else as_picture(image, loaded.preprocess.frames)
-        inputs = loaded.inputs(image) if picture is None else given_inputs(net, picture)
+        inputs = given_inputs(net, loaded.inputs(image) if picture is None else picture)
         with model_errors_as_input_errors(loaded.name, inputs), torch.no_grad():
             scores = class_scores(output_of(loaded.model, *inputs), type(loaded.model).__name__)
         name = (picture and picture.name) or str(at)

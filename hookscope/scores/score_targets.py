@@ -115,7 +115,8 @@ class RegionTarget(ScoreTarget):
 
     def __post_init__(self) -> None:
         if not isinstance(self.region, Tensor):
-            object.__setattr__(self, "region", torch.as_tensor(np.asarray(self.region)))
+            values = np.asarray(self.region)
+            object.__setattr__(self, "region", torch.as_tensor(values if values.dtype.kind in "biuf" else 0))
         if self.region.dim() != 2:
             shape = "x".join(map(str, self.region.shape))
             raise UsageError(f"a region is a mask (H, W), not {shape or 'one number'}")

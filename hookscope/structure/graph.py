@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from hookscope import tracing
 from hookscope.display import Cells, Shown
+from hookscope.errors import check_whole
 from hookscope.hooks import MODEL, OPERATION, Shape, activation_class, call_key
 from hookscope.structure.tree import CallBlock, Structure, folded_name, size_of
 from hookscope.tracing import INPUT, Trace
@@ -318,6 +319,7 @@ def layer_graph(
 def network_graph(traced: Trace, depth: int | None = None) -> NetworkGraph:
     """The graph with so many levels of modules open, or with as many as 40 nodes show; ``traced`` knows its sources."""
     structure = Structure(traced)
+    check_whole("depth", depth, 0, optional=True)
     if depth is not None:
         return _graph(structure, depth)
     graph = _graph(structure, 1)

@@ -12,7 +12,7 @@ from html import escape
 from itertools import pairwise
 
 from hookscope.display import engineering, text_width
-from hookscope.errors import UsageError, one_of, printable
+from hookscope.errors import UsageError, one_of, path_of, printable
 from hookscope.hooks import MODEL
 from hookscope.structure.graph import GraphNode, NetworkGraph
 from hookscope.system import StrPath, check_writable, write_atomically
@@ -431,7 +431,7 @@ def write_graph(graph: NetworkGraph, path: StrPath, title: str = "") -> None:
         ...     os.path.getsize(path) > 1000
         True
     """
-    path, graph = os.fspath(path), one_of(NetworkGraph, graph, "layer_graph")
+    path, graph = path_of(path), one_of(NetworkGraph, graph, "layer_graph")
     check_graph_file(path)
     suffix = os.path.splitext(path)[1].lower()
     if suffix == ".png":

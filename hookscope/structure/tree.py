@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from hookscope import tracing
 from hookscope.display import Cells, Rows, Shown
+from hookscope.errors import check_whole
 from hookscope.hooks import MODEL, OPERATION, Shape, enclosing
 from hookscope.tracing import Trace, TracedCall, TracedLayer
 
@@ -189,6 +190,7 @@ def layer_tree(
 
 def module_tree(traced: Trace, depth: int | None = None, ops: bool = False) -> Rows[TreeRow]:
     """The tree to this depth, or as deep as 40 rows show, in order of execution; the first row is the model itself."""
+    check_whole("depth", depth, 0, optional=True)
     structure = Structure(traced if ops else traced.without_operations())
     rows = list(_rows(structure, [[structure.root]], 0))
     if depth is None:

@@ -11,7 +11,7 @@ import stat
 from collections.abc import Iterator
 from typing import BinaryIO
 
-from hookscope.errors import WriteError
+from hookscope.errors import WriteError, path_of
 
 StrPath = str | os.PathLike[str]
 
@@ -127,7 +127,7 @@ def is_locked_by_another(descriptor: int) -> bool:
 
 def _descriptor(path: StrPath) -> int | None:
     """The file descriptor behind ``/dev/stdout`` and the like: the shell holds its file open, so it is not replaced."""
-    match = _DESCRIPTOR.fullmatch(os.fspath(path))
+    match = _DESCRIPTOR.fullmatch(path_of(path))
     if match is None:
         return None
     return int(match["number"]) if match["number"] else {"stdout": 1, "stderr": 2}[match["name"]]

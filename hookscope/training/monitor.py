@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 
 from hookscope import statistics  # loaded for a reference alone, see there
 from hookscope._version import __version__
-from hookscope.errors import LayerError, ModelError, UsageError, first_line, nearest
+from hookscope.errors import LayerError, ModelError, UsageError, check_whole, first_line, nearest
 from hookscope.hooks import AnyModel, Layers, Selection, module_of, select_types
 from hookscope.system import StrPath
 from hookscope.training.log.file import Run, RunLog
@@ -150,8 +150,7 @@ class Monitor(RunProgress):
         super().__init__()
         model = None if model is None else module_of(model)
         for name, number, least in (("every", every, 1), ("histograms", histograms, 0)):
-            if isinstance(number, bool) or not isinstance(number, int) or number < least:
-                raise UsageError(f"{name} must be an integer of at least {least}, not {number!r}")
+            check_whole(name, number, least)
         if stop_on is not None and stop_on not in _STOPS:
             raise UsageError(f"cannot stop on '{stop_on}'", nearest(str(stop_on), _STOPS), "give non-finite")
         if optimizer is not None and not isinstance(optimizer, Optimizer):
@@ -171,7 +170,7 @@ class Monitor(RunProgress):
             "rank": rank,
             "world_size": world_size,
             "pid": os.getpid(),
-            "layers": [str(layers)] if isinstance(layers, (str, int, Selection)) else [str(name) for name in layers],
+            "layers": [str(term) for term in self._choice.selection.terms],
             "types": None if self._choice.types is None else list(self._choice.types),
         }
 

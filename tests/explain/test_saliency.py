@@ -324,7 +324,6 @@ NAN_SLOPE = Gives(lambda maps: (maps * 0).abs().mean((2, 3)).sqrt())  # the slop
         (picture()[0], UsageError, "of floating-point numbers, got 3x16x16 torch.float32; x[None] adds a batch axis"),
         ((picture()[0],), UsageError, "got 3x16x16"),
         (picture().to(torch.uint8), UsageError, "of floating-point numbers, got 1x3x16x16 torch.uint8"),
-        ("star.png", InputError, "does not say how an image becomes its input"),
         (picture().numpy(), UsageError, "the input holds no tensor: it is ndarray; torch.from_numpy(x) makes a tensor"),
     ],
 )

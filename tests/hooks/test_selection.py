@@ -3,9 +3,14 @@
 import pickle
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
+from torch import nn
 
+from hookscope import tracing
 from hookscope.errors import LayerError, SelectionError
+from hookscope.hooks.activations import capture
 from hookscope.hooks.calls import Call, call_key
 from hookscope.hooks.selection import Selection, layer_text
 
@@ -110,6 +115,27 @@ def test_only_as_many_of_the_latest_calls_as_may_be_wanted_are_held() -> None:
     assert not Selection("-1").may_want(None, 5)
 
 
+def test_a_call_and_a_row_of_one_select_it_and_no_other() -> None:
+    relu = nn.ReLU()
+    net = nn.Sequential(nn.Conv2d(1, 2, 1), relu, nn.Conv2d(2, 2, 1), relu)
+    x = torch.rand(1, 1, 4, 4)
+    rows = tracing.list_layers(net, types="all", inputs=x)
+    assert [(row.name, row.call) for row in rows] == [("0", 0), ("1", 0), ("2", 0), ("1", 1)]
+    for layers, wanted in [
+        (rows[3], ["1#1"]),
+        (rows[:2], ["0", "1"]),
+        (rows[2:], ["2", "1#1"]),
+        ([rows[0], "name:2"], ["0", "2"]),
+    ]:
+        with capture(net, layers) as activations:
+            net(x)
+        assert list(activations) == wanted
+        with capture(net, list(activations.calls)) as again:
+            net(x)
+        assert list(again) == wanted
+    assert Selection([np.int64(2), 3]) == Selection("2,3")
+
+
 @pytest.mark.parametrize(
     ("layers", "says"),
     [
@@ -124,6 +150,10 @@ def test_only_as_many_of_the_latest_calls_as_may_be_wanted_are_held() -> None:
         ("conv1#", r"bad call in 'conv1#'"),
         ("conv1#-1", r"bad call in 'conv1#-1'"),
         ("conv1#²", r"bad call in 'conv1#²'"),
+        (None, "a selection of layers cannot be None; give a name, an index"),
+        ([1.5], "a selection of layers cannot be float"),
+        ([nn.Conv2d(1, 1, 1)], "a selection of layers cannot be Conv2d"),
+        (nn.Sequential(nn.ReLU()), "a selection of layers cannot be ReLU"),
     ],
 )
 def test_selections_that_cannot_be_parsed_are_refused(layers: Any, says: str) -> None:

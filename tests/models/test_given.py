@@ -1,6 +1,8 @@
 """Models and inputs as people give them: what is understood, and one line on what is not."""
 
 import copy
+import warnings
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 import hookscope
-from hookscope.errors import HookscopeError, InputError, UsageError
+from hookscope.errors import HookscopeError, InputNote, UsageError, note_input
 from hookscope.models import LoadedModel, given_inputs, takes_inputs
 
 STAR = Path(__file__).parents[2] / "samples" / "shapes" / "star.png"
@@ -35,8 +37,6 @@ def test_an_image_is_prepared_as_the_model_states(net: LoadedModel, image: Any) 
     [prepared] = given_inputs(net, image)
     assert torch.equal(prepared, net.preprocess(Image.open(STAR).convert("RGB"))[None])
     assert hookscope.predict(net, image)[0].label == "star"
-    with pytest.raises(InputError, match="SqueezeNet does not say how an image becomes its input; give a tensor"):
-        given_inputs(net.model, image)
 
 
 @pytest.mark.parametrize(
@@ -130,9 +130,70 @@ def test_what_the_module_has_is_named_where_the_loaded_model_lacks_it() -> None:
     assert copy.deepcopy(net).name == "shapes" and not hasattr(net, "__array__")
 
 
-def test_a_plain_module_that_states_no_preprocessing_gets_no_image() -> None:
-    with pytest.raises(InputError, match=r"does not say how an image becomes its input"):
-        hookscope.predict(hookscope.load_model("shapes").model, STAR)
+@pytest.mark.parametrize(
+    "take",
+    [
+        lambda net: hookscope.predict(net, STAR),
+        lambda net: hookscope.class_activation_maps(net, STAR, 0),
+        lambda net: hookscope.saliency_maps(net, STAR),
+        lambda net: hookscope.list_layers(net, inputs=STAR),
+        lambda net: hookscope.inspect(net, STAR),
+        lambda net: list(hookscope.extract(net, STAR, layers=0)),
+        lambda net: hookscope.find_exemplars(net, [STAR], 0, channels=[1], top=1),
+        lambda net: hookscope.compare(net, net, STAR),
+        lambda net: list(hookscope.verify(net, [STAR], 0)),
+    ],
+    ids=["predict", "cam", "saliency", "layers", "inspect", "extract", "exemplars", "compare", "verify"],
+)
+def test_what_is_assumed_of_a_plain_module_is_said_once_by_every_call(take: Callable[[Any], Any]) -> None:
+    net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    note_input.cache_clear()
+    said = "Sequential does not say .*: assumed resize 256, crop 224, ImageNet mean and std; give a tensor, or what"
+    with pytest.warns(InputNote, match=said) as told:
+        take(net)
+    assert len(told) == 1
+    with warnings.catch_warnings(record=True) as shown:
+        warnings.simplefilter("always")
+        take(net)
+    assert not shown
+
+
+def test_an_image_of_a_plain_module_is_prepared_for_imagenet(net: LoadedModel) -> None:
+    image = Image.open(STAR).convert("RGB")
+    bytes_of = torch.from_numpy(np.asarray(image.resize((256, 256), Image.Resampling.BILINEAR))[16:240, 16:240].copy())
+    mean, std = torch.tensor([0.485, 0.456, 0.406]), torch.tensor([0.229, 0.224, 0.225])
+    expected = ((bytes_of / 255 - mean) / std).permute(2, 0, 1)[None]
+    torch.testing.assert_close(given_inputs(net.model, image)[0], expected)
+
+
+class _Scaled(nn.Sequential):
+    def __init__(self) -> None:
+        super().__init__(nn.Conv2d(3, 2, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+        self.register_buffer("mean", torch.tensor(120.0))
+
+
+@pytest.mark.parametrize(
+    ("model", "values", "told"),
+    [
+        (nn.Conv2d(3, 2, 1), 255.0, True),
+        (nn.Conv2d(3, 2, 1), 1.0, False),
+        (nn.Sequential(nn.BatchNorm2d(3), nn.Conv2d(3, 2, 1)).eval(), 255.0, False),
+        (_Scaled(), 255.0, False),
+        (hookscope.load_model("shapes"), 255.0, True),
+        (hookscope.load_model("shapes", range=(0, 255), mean=0, std=1), 255.0, False),
+    ],
+    ids=["plain", "0..1", "norm", "buffer", "loaded", "bytes"],
+)
+def test_a_tensor_with_the_values_of_bytes_is_named_unless_the_model_takes_them(
+    model: Any, values: float, told: bool
+) -> None:
+    x = torch.linspace(0, values, 3 * 128 * 128).view(1, 3, 128, 128)
+    note_input.cache_clear()
+    with warnings.catch_warnings(record=True) as shown:
+        warnings.simplefilter("always")
+        hookscope.list_layers(model, inputs=x)
+    assert [warning.category for warning in shown] == [InputNote] * told
+    assert not told or "has values up to 255, as bytes have" in str(shown[0].message)
 
 
 def test_a_wrong_keyword_names_the_function_and_an_error_is_one_line_in_a_notebook() -> None:

@@ -15,7 +15,7 @@ from itertools import chain
 from typing import Any
 
 from hookscope.display import Cells, Rows, Shown
-from hookscope.errors import InputError, UsageError, WriteError, printable
+from hookscope.errors import InputError, WriteError, path_of, printable
 from hookscope.system import StrPath, check_writable, is_locked_by_another
 
 _FIRST = b'{"row": "run"'
@@ -70,7 +70,7 @@ def read_runs(path: StrPath) -> Rows[Run]:
         ...
         hookscope.errors.InputError: no log 'no.ndjson': No such file or directory
     """
-    name = os.fspath(path)
+    name = path_of(path)
     runs = Rows[Run]()
     read, calls = 0, set[tuple[Any, ...]]()
     try:
@@ -112,8 +112,6 @@ def last_run(run: Run | StrPath) -> Run:
     """``run`` itself, or the last run of the log at this path."""
     if isinstance(run, Run):
         return run
-    if not isinstance(run, str | os.PathLike):
-        raise UsageError(f"expected a Run or the path of its log, got {type(run).__name__}")
     if runs := read_runs(run):
         return runs[-1]
     raise InputError(f"'{os.fspath(run)}' holds no run yet", do="wait for the first sampled step, or start a run")
