@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, is_dataclass
 from numbers import Number
 from typing import Any, Generic, SupportsIndex, TypeVar, overload
 
@@ -68,6 +68,12 @@ class Shown:
         table = html_table([cells], type(self).__name__, as_columns=False)
         return table + (Rows(rows)._repr_html_() if rows else "")
 
+    def __post_init__(self) -> None:
+        """Let rows in a tuple of a dataclass show themselves as a table."""
+        for name, value in [(field.name, getattr(self, field.name)) for field in fields(self)]:  # type: ignore[arg-type]
+            if type(value) is tuple and value and is_dataclass(value[0]):
+                object.__setattr__(self, name, RowTuple(value))
+
 
 Row = TypeVar("Row")
 
@@ -84,18 +90,35 @@ class Pictures(list[Any]):
         return "\n".join(one.format(base64.b64encode(image._repr_png_()).decode()) for image in self)
 
 
-class Rows(list[Row], Generic[Row]):
-    """A list that shows itself as a table, of its first rows if it is long."""
+class Table:
+    """A list or tuple of rows that shows itself as a table, of the first ones if they are many."""
+
+    __slots__ = ()
+
+    def records(self) -> list[dict[str, Any]]:
+        """A dictionary for each row: ``pandas.DataFrame(rows.records())``."""
+        rows: Any = self
+        return [{n: value for n, value in row.items() if not isinstance(value, Picture)} for row in cells_of(rows)]
 
     def __repr__(self) -> str:
-        rows, more = _first(cells_of(self), _MOST_LINES)
-        columns = self[0]._columns() if self and isinstance(self[0], Shown) else None
+        every: Any = self
+        rows, more = _first(cells_of(every), _MOST_LINES)
+        columns = every[0]._columns() if every and isinstance(every[0], Shown) else None
         needs = {column.name: column.need for column in columns or ()}
-        return "\n".join([*text_lines(rows, needs), *([more] if more else [])]) if self else "[]"
+        return "\n".join([*text_lines(rows, needs), *([more] if more else [])]) if rows else "[]"
 
     def _repr_html_(self) -> str:
-        rows, more = _first(cells_of(self), _MOST_ROWS)
-        return html_table(rows, more=more) if self else "<p>nothing</p>"
+        every: Any = self
+        rows, more = _first(cells_of(every), _MOST_ROWS)
+        return html_table(rows, more=more) if rows else "<p>nothing</p>"
+
+
+class RowTuple(Table, tuple[Any, ...]):
+    """A tuple of rows that shows itself as a table."""
+
+
+class Rows(Table, list[Row], Generic[Row]):
+    """A list of rows that shows itself as a table."""
 
     @overload
     def __getitem__(self, index: SupportsIndex, /) -> Row: ...

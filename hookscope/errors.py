@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import difflib
-import functools
 import operator
 import os
 import re
-import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
@@ -133,16 +131,6 @@ class InstallationError(HookscopeError):
 
 class OutputNote(UserWarning):
     """Which of a model's outputs are taken as the scores of classes, or what they are computed from."""
-
-
-class InputNote(UserWarning):
-    """What is assumed of a model's input, or what is probably wrong with the one that is given."""
-
-
-@functools.cache
-def note_input(text: str) -> None:
-    """Issue an `InputNote`, of each text once: the filters of Python forget at every ``catch_warnings``."""
-    warnings.warn(text, InputNote, stacklevel=1)
 
 
 @contextlib.contextmanager

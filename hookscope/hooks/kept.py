@@ -13,7 +13,7 @@ import torch
 from PIL.Image import Image
 from torch import Tensor, nn
 
-from hookscope.display import Cells, Shown
+from hookscope.display import Cells, RowTuple, Shown
 from hookscope.errors import LayerError, nearest
 from hookscope.findings import counted
 from hookscope.hooks.calls import Call
@@ -37,7 +37,7 @@ class CallMapping(Shown, Mapping[str, Any]):
     @property
     def calls(self) -> tuple[Call, ...]:
         """The kept calls, in order of execution."""
-        return tuple(self._calls[key] for key in self)
+        return RowTuple(self._calls[key] for key in self)
 
     def __getitem__(self, key: str | int) -> Any:
         """The value of a call; an index counts calls of the chosen types, also from the end of the pass."""

@@ -13,10 +13,10 @@ from typing import Any, TypeVar, cast
 import torch
 from torch import nn
 
-from hookscope.errors import HookscopeError, InputError, UsageError, kind_of, note_input
+from hookscope.errors import HookscopeError, InputError, UsageError, kind_of
 from hookscope.hooks import AnyModel, module_of, tensors_in
 from hookscope.images import is_picture
-from hookscope.models.loaded import LoadedModel, as_loaded
+from hookscope.models.loaded import LoadedModel, as_loaded, note_input
 from hookscope.models.run import model_errors_as_input_errors
 
 _DEFECTS = AttributeError, LookupError, NameError, AssertionError

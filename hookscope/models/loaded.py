@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import operator
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -13,9 +14,9 @@ from PIL import Image
 from torch import Tensor, nn
 
 from hookscope.display import Cells, Shown
-from hookscope.errors import InputError, UsageError, kind_of, note_input
+from hookscope.errors import InputError, UsageError, kind_of
 from hookscope.hooks import AnyModel, module_of
-from hookscope.images import AnyImage, InputImage, as_picture, is_picture
+from hookscope.images import AnyImage, ImageWarning, InputImage, as_picture, is_picture
 from hookscope.models.metadata import WeightsMetadata
 from hookscope.models.preprocess import Preprocess
 from hookscope.models.transforms import Transforms, usual_transforms
@@ -37,6 +38,12 @@ _TASKS = {
     ("ultralytics.", "DetectionModel"): "batched_detection",
     ("ultralytics.", "SemanticSegmentationModel"): "segmentation",
 }
+
+
+@cache
+def note_input(text: str) -> None:
+    """Issue an `ImageWarning`, of each text once: the filters of Python forget at every ``catch_warnings``."""
+    warnings.warn(text, ImageWarning, stacklevel=1)
 
 
 def family_of(model: nn.Module) -> str:

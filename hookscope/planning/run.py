@@ -18,8 +18,8 @@ from hookscope.errors import (
     LayerError,
     ModelError,
     UsageError,
+    check_whole,
     is_out_of_memory,
-    kind_of,
     nearest,
 )
 from hookscope.geometry import effective_fields
@@ -108,9 +108,8 @@ def plan(
         >>> cost.calls[0].macs, cost.memory.parameters, cost.memory.saved
         (21952, 896, 3136)
     """
-    if isinstance(batch_size, bool) or not hasattr(batch_size, "__index__"):
-        raise UsageError(f"batch size must be a whole number, not {kind_of(batch_size)}")
-    if not 1 <= batch_size <= LARGEST_BATCH:
+    check_whole("batch size", batch_size)
+    if batch_size > LARGEST_BATCH:
         raise UsageError(f"batch size must be from 1 to {LARGEST_BATCH}, not {batch_size}")
     if memory is not None and memory < 1:
         raise UsageError(f"memory must be at least 1 byte, not {memory}")

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hookscope.display import Cells, Shown
+from hookscope.display import Cells, RowTuple, Shown
 from hookscope.errors import ModelError, UsageError
 from hookscope.gradients import refuse_reentrant_checkpoints
 from hookscope.hooks import (
@@ -174,7 +174,7 @@ class PassRecord(Shown):
             if record.differentiated is not None:
                 moments.append((record.differentiated, "backward", record, record.gradient))
         moments.sort(key=lambda moment: moment[0])
-        return tuple(
+        return RowTuple(
             Event(number, event, record.call, record.depth, tensors)
             for number, (_, event, record, tensors) in enumerate(moments)
         )

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hookscope.display import Rows
 from hookscope.errors import HookscopeError, LayerError, ModelError, first_line
 from hookscope.findings import counted
 from hookscope.hooks import (
@@ -111,8 +112,8 @@ class CheckComparison:
         return Check(self.name, False, self.compared, self.largest, self.offences[0], "; ".join([note, *self.notes]))
 
 
-def verify(net: AnyModel, pictures: Any, layers: Layers = "all", types: Iterable[Any] | None = None) -> Iterator[Check]:
-    """Check what hookscope reports about ``net`` against independent judges; yields each `Check` once it is known.
+def verify(net: AnyModel, pictures: Any, layers: Layers = "all", types: Iterable[Any] | None = None) -> Rows[Check]:
+    """Check what hookscope reports about ``net`` against independent judges.
 
     1. ``feature-extractor``: captured outputs equal the outputs of torchvision's feature extractor, one node at a time.
     2. ``re-computation``: the recorded input of each call, through a deep copy of its layer, gives the recorded output.
@@ -140,6 +141,11 @@ def verify(net: AnyModel, pictures: Any, layers: Layers = "all", types: Iterable
         >>> [(check.name, check.holds) for check in verify(net, [torch.rand(3, 32, 32)])][:2]
         [('feature-extractor', True), ('re-computation', True)]
     """
+    return Rows(each_check(net, pictures, layers, types))
+
+
+def each_check(net: AnyModel, pictures: Any, layers: Layers, types: Iterable[Any] | None) -> Iterator[Check]:
+    """The checks of `verify`, each once it is known."""
     net = as_loaded(net)
     is_one = isinstance(pictures, Tensor) and pictures.dim() == len(net.preprocess.input_shape)
     given = [pictures] if is_one else pictures

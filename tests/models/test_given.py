@@ -14,8 +14,10 @@ from PIL import Image
 from torch import Tensor, nn
 
 import hookscope
-from hookscope.errors import HookscopeError, InputNote, UsageError, note_input
+from hookscope.errors import HookscopeError, UsageError
+from hookscope.images import ImageWarning
 from hookscope.models import LoadedModel, given_inputs, takes_inputs
+from hookscope.models.loaded import note_input
 
 STAR = Path(__file__).parents[2] / "samples" / "shapes" / "star.png"
 CALLS = {
@@ -149,7 +151,7 @@ def test_what_is_assumed_of_a_plain_module_is_said_once_by_every_call(take: Call
     net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten())
     note_input.cache_clear()
     said = "Sequential does not say .*: assumed resize 256, crop 224, ImageNet mean and std; give a tensor, or what"
-    with pytest.warns(InputNote, match=said) as told:
+    with pytest.warns(ImageWarning, match=said) as told:
         take(net)
     assert len(told) == 1
     with warnings.catch_warnings(record=True) as shown:
@@ -192,7 +194,7 @@ def test_a_tensor_with_the_values_of_bytes_is_named_unless_the_model_takes_them(
     with warnings.catch_warnings(record=True) as shown:
         warnings.simplefilter("always")
         hookscope.list_layers(model, inputs=x)
-    assert [warning.category for warning in shown] == [InputNote] * told
+    assert [warning.category for warning in shown] == [ImageWarning] * told
     assert not told or "has values up to 255, as bytes have" in str(shown[0].message)
 
 

@@ -23,7 +23,7 @@ from hookscope.hooks.registration import HookHandles
 from hookscope.models.load import load_model
 from hookscope.models.loaded import LoadedModel, family_of
 from hookscope.models.preprocess import Preprocess
-from hookscope.verification.checks import Check, verify
+from hookscope.verification.checks import Check, each_check, verify
 from hookscope.verification.paired_passes import Edge, noise_pictures, run_fx_graph
 from tests.helpers import hooked, hooks_on
 from tests.nets import Function
@@ -371,7 +371,7 @@ def test_an_abandoned_iterator_leaves_everything_as_before() -> None:
     model = Reused()
     state = ModelSnapshot(model)
     net = as_net(model)
-    results = verify(net, noise_pictures(net))
+    results = each_check(net, noise_pictures(net), "all", None)
     next(results)
     assert torch.is_grad_enabled()
     del results

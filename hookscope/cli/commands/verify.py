@@ -69,7 +69,7 @@ class Verify(OfImage):
 def _rows(options: Verify, failed: list[verification.Check]) -> Iterator[Row]:
     """A row for each check up to the first that fails, which is added to ``failed``."""
     tensors = list(options.tensors) or verification.noise_pictures(options.net, options.model.seed)
-    checks = verification.verify(options.net, tensors, options.layers, options.types or None)
+    checks = verification.each_check(options.net, tensors, options.layers, options.types or None)
     while not failed:
         with process.prints_to_standard_error():
             check = next(checks, None)
