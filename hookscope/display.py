@@ -96,15 +96,16 @@ class Table:
     __slots__ = ()
 
     def records(self) -> list[dict[str, Any]]:
-        """A dictionary for each row: ``pandas.DataFrame(rows.records())``."""
+        """A dictionary for each row, with the fields of CSV: ``pandas.DataFrame(rows.records())``."""
         rows: Any = self
+        if (columns := _columns_of(rows)) is not None:
+            return [{name: row[name] for name in columns.flat} for row in columns.rows(rows)]
         return [{n: value for n, value in row.items() if not isinstance(value, Picture)} for row in cells_of(rows)]
 
     def __repr__(self) -> str:
         every: Any = self
         rows, more = _first(cells_of(every), _MOST_LINES)
-        columns = every[0]._columns() if every and isinstance(every[0], Shown) else None
-        needs = {column.name: column.need for column in columns or ()}
+        needs = {column.name: column.need for column in _columns_of(every) or ()}
         return "\n".join([*text_lines(rows, needs), *([more] if more else [])]) if rows else "[]"
 
     def _repr_html_(self) -> str:
@@ -132,12 +133,16 @@ class Rows(Table, list[Row], Generic[Row]):
 
 def cells_of(rows: Sequence[Any]) -> list[Cells]:
     """The cells of rows of one class: its columns, what each row says of itself, or the fields of a dataclass."""
-    if rows and isinstance(rows[0], Shown) and (columns := rows[0]._columns()) is not None:
+    if (columns := _columns_of(rows)) is not None:
         return list(columns.cells(rows))
     return [
         row._cells() if isinstance(row, Shown) else {field.name: getattr(row, field.name) for field in fields(row)}
         for row in rows
     ]
+
+
+def _columns_of(rows: Sequence[Any]) -> Columns | None:
+    return rows[0]._columns() if rows and isinstance(rows[0], Shown) else None
 
 
 def html_table(rows: Sequence[Cells], title: str = "", more: str = "", *, as_columns: bool = True) -> str:

@@ -244,7 +244,8 @@ def layer_gradients(
     check_hookable(model)
     if layers is None:
         layers = "all" if types else layers_with_weights(model)
-    norms = {name: norm for name, norm in model.named_modules() if _uses_running_statistics(norm)}
+    held = {name: norm for name, norm in model.named_modules() if not norm.training}  # use running statistics
+    norms = {n: m for n, m in held.items() if None not in map(m._buffers.get, ("running_mean", "running_var"))}
     updated = {name: was_updated(norm) for name, norm in norms.items()}
     with differentiable(model):
         record = _GradientRecord(model, layers, types or None)
@@ -274,11 +275,6 @@ def layer_gradients(
             updated=updated,
             trained=any(was_trained(norm) for name, norm in norms.items() if not updated[name]),
         )
-
-
-def _uses_running_statistics(module: nn.Module) -> bool:
-    buffers = module._buffers
-    return not module.training and None not in (buffers.get("running_mean"), buffers.get("running_var"))
 
 
 def select_parameters(report: GradientReport, model: nn.Module, layers: Layers) -> GradientReport:

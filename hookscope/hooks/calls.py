@@ -81,6 +81,9 @@ class Call:
     index: int | None
     order: int | None = field(default=None, compare=False)
 
+    def __str__(self) -> str:
+        return self.key or MODEL
+
     @property
     def key(self) -> str:
         """``name`` or ``name#call``, the key of its activation."""

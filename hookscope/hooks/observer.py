@@ -28,10 +28,6 @@ OnInput = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
 _MISSING = object()
 
 
-def _nothing(*given: Any) -> None:
-    """Do nothing."""
-
-
 @dataclass(slots=True)
 class _Watched:
     """A layer with hooks on it, and its calls in this pass so far."""
@@ -173,7 +169,8 @@ class Observer(HookOwner):
         stop, self._stop, self._pass, self.input = self._stop, None, None, None
         # what they belong to often refers to this observer: such a cycle would keep the model in memory; a pass of
         # another thread may still call them
-        self._on_call = self._on_input = self._on_start = self._on_end = self._on_before = _nothing
+        nothing: Any = lambda *given: None  # noqa: E731
+        self._on_call = self._on_input = self._on_start = self._on_end = self._on_before = nothing
         for layer in self.progress.layers:
             layer.open_inputs.clear()
         if error is not None:

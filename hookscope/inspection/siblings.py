@@ -60,7 +60,7 @@ def unlike_siblings(trace: Trace, model: nn.Module) -> Iterator[Finding]:
             continue
         if (
             1 <= max(len(missing), len(added)) <= _STEPS  # the order of steps may be free
-            and all(map(_may_be_lost, missing))
+            and all(not _layer_of(step) or _activates(step) or _normalises(step) for step in missing)
             and all(_activates(step) or not _layer_of(step) for step in added)
         ):
             words = [f"does not run {', '.join(missing)}"] * bool(missing) + [f"runs {', '.join(added)}"] * bool(added)
@@ -91,11 +91,6 @@ def _activates(step: str) -> bool:
 def _normalises(step: str) -> bool:
     """Whether it is a norm, such as ``norm1 LayerNorm2d``, and not a block with one, such as ConvNormAct."""
     return _layer_of(step).rstrip("123d").endswith("Norm")
-
-
-def _may_be_lost(step: str) -> bool:
-    """Whether it is an operation, an activation function or a norm: other layers make another kind of block."""
-    return not _layer_of(step) or _activates(step) or _normalises(step)
 
 
 def _blocks(trace: Trace) -> Iterator[tuple[str, Steps, bool, Steps]]:

@@ -205,7 +205,8 @@ class RunIdentity:
         """The first difference in words, such as ``model a, not b``; empty if there is none."""
         here = asdict(other)
         for name, value in asdict(self).items():
-            old, new = (_in_words(setting) for setting in (value, here[name]))
+            both = (setting if isinstance(setting, list | tuple) else [setting] for setting in (value, here[name]))
+            old, new = (", ".join(map(str, settings)) or "none" for settings in both)
             if old.replace(", ", ",") == new.replace(", ", ","):
                 continue  # version 0.1.0 wrote several selections with a space
             if name == "fingerprint":
@@ -217,10 +218,6 @@ class RunIdentity:
         """Refuse to resume the run in the file ``name`` with a run of something else."""
         if difference := self.difference(other):
             raise InputError(f"cannot resume '{name}'", f"it was made with {difference}", do)
-
-
-def _in_words(value: Any) -> str:
-    return (", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)) or "none"
 
 
 _SAVE_EVERY = 10.0  # seconds of work that a killed run may lose

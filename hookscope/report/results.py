@@ -55,7 +55,6 @@ from hookscope.statistics import (
 )
 from hookscope.system import StrPath, write_atomically
 from hookscope.training import (
-    LayerSeries,
     Monitor,
     Run,
     TimedFinding,
@@ -159,10 +158,11 @@ def draw_training_page(runs: Sequence[Run] | StrPath, findings: Sequence[TimedFi
     for row in last_rows(run):
         key = row.get("model") or 0, row.get("layer") or "", row.get("call") or 0
         own = [(n, of_run[key]) for n, of_run in enumerate(layers) if key in of_run]
-        charts = [
-            Chart(words, [_curve(names[n], layer, metric, n) for n, layer in own], axis=axis)
-            for metric, (words, axis) in _TRAINING.items()
-        ]
+        charts = []
+        for metric, (words, axis) in _TRAINING.items():
+            lines = [[None if math.isnan(y) else y for y in layer.values[metric].tolist()] for _, layer in own]
+            curves = [Curve(names[n], of.steps.tolist(), ys, n) for (n, of), ys in zip(own, lines, strict=True)]
+            charts.append(Chart(words, curves, axis=axis))
         named = {"name": row.get("layer"), **{name: value for name, value in row.items() if name != "layer"}}
         shown = [chart for chart in charts if chart.values]
         views.append(RowView(named, call_key(str(row.get("layer")), row.get("call") or 0), charts=shown))
@@ -205,11 +205,6 @@ def _of_parameter(row: ParameterStatistics) -> dict[str, Any] | None:
     if row.min is None or row.max is None or row.mean is None or not row.histogram:
         return None
     return {"low": row.min, "mean": row.mean, "high": row.max, "histogram": row.histogram}
-
-
-def _curve(name: str, layer: LayerSeries, metric: str, colour: int) -> Curve:
-    values = [None if math.isnan(value) else value for value in layer.values[metric].tolist()]
-    return Curve(name, layer.steps.tolist(), values, colour)
 
 
 _ROWS: Mapping[type, Callable[..., RowPlot]] = {

@@ -43,11 +43,6 @@ from hookscope.tracing.facts import LayerCall, LayerTotals, Trace, rows_of_type,
 _CONVOLUTIONS = {torch.ops.aten.convolution, torch.ops.aten._convolution}
 
 
-def _of_recurrent_layer(inputs: Tensor, *weights: Tensor) -> int:
-    """An LSTM in one operation on a CPU: inputs ``(T, N, C)``, then two matrices and their biases."""
-    return math.prod(inputs.shape[:2]) * (weights[0].numel() + weights[1].numel())
-
-
 def _of_attention(query: Tensor, key: Tensor, value: Tensor, *_: Any) -> int:
     """Attention in one operation on a CPU, for which torch has a formula from 2.15 on."""
     size = query.shape[-1]
@@ -55,7 +50,8 @@ def _of_attention(query: Tensor, key: Tensor, value: Tensor, *_: Any) -> int:
 
 
 _FORMULAS: dict[Any, Callable[..., int]] = {
-    torch.ops.aten.mkldnn_rnn_layer: _of_recurrent_layer,
+    # an LSTM in one operation on a CPU: inputs (T, N, C), then two matrices and their biases
+    torch.ops.aten.mkldnn_rnn_layer: lambda x, a, b, *more: math.prod(x.shape[:2]) * (a.numel() + b.numel()),
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _of_attention,
 }
 

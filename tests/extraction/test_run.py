@@ -296,7 +296,7 @@ NOT_ASKED = {
     "no dtype 'int8'; there are float16": {"dtype": "int8"},
     "no column for target 'top:1'": {"targets": ["top:1"]},
     "there is no image": {"images": []},
-    "an engine reads files, not tensors": {"run": settings(engine=object())},
+    "an engine reads files, not tensors": {"run": settings(engine=LocalEngine())},
 }
 
 
