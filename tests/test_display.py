@@ -19,7 +19,7 @@ import hookscope
 from hookscope.comparison.facts import PAIRS
 from hookscope.display import Picture, Rows, Shown, engineering
 from hookscope.drawing import colours, map_png
-from hookscope.errors import LayerError
+from hookscope.errors import HookscopeError, LayerError
 from hookscope.findings import Finding
 from hookscope.models import LoadedModel
 from hookscope.tracing import LAYER_CALLS
@@ -273,3 +273,72 @@ def test_predict_takes_a_folder_images_and_tensors(net: LoadedModel) -> None:
         assert [row.index for row in best] == [7, 0]
         assert np.allclose([row.score for row in best], logits[[7, 0]], atol=1e-4)
         assert np.allclose([row.probability for row in best], logits.softmax(0)[[7, 0]], atol=1e-5)
+
+
+def test_rows_in_a_result_show_themselves_as_a_table_and_stay_a_tuple(net: LoadedModel, x: torch.Tensor) -> None:
+    report = hookscope.layer_gradients(net, x)
+    with hookscope.capture(net) as activations:
+        net(x)
+    events = hookscope.trace_events(net, x).events
+    for rows in (report.layers, report.parameters, hookscope.plan(net).calls, activations.calls, events):
+        assert isinstance(rows, tuple) and len(rows) > 6 and rows == tuple(rows) == pickle.loads(pickle.dumps(rows))
+        assert len(repr(rows).splitlines()) == 8 and f"and {len(rows) - 6} more rows" in repr(rows)
+        assert len(Cells(rows._repr_html_()).rows) == 13 and max(map(len, repr(rows).splitlines())) <= 120  # type: ignore[attr-defined]
+    assert repr(events).splitlines()[1].split()[:3] == ["0", "pre-hook", "features.0"]
+
+
+def test_the_records_of_rows_have_the_fields_of_csv_and_exact_values(net: LoadedModel, x: torch.Tensor) -> None:
+    with hookscope.StatisticsCollector(net) as stats:
+        net(x)
+    records = stats.table().records()
+    assert [record["mean"] for record in records] == [layer.mean for layer in stats.table()]
+    assert list(records[0])[:5] == ["index", "name", "type", "call", "order"] and "p50" in records[0]
+    [cam] = hookscope.class_activation_maps(net, x)
+    [record] = Rows([cam]).records()
+    assert record["score"] == cam.prediction.score and not any(isinstance(v, Picture) for v in record.values())
+
+
+def test_checks_are_a_table_of_their_results(net: LoadedModel) -> None:
+    checks = hookscope.verify(net, STAR, "features.0")
+    assert [line.split()[0] for line in repr(checks).splitlines()] == ["name", *(check.name for check in checks)]
+
+
+STRANGE: list[tuple[str, Callable[[LoadedModel, torch.Tensor], Any]]] = [
+    ("expected the path of a file, got None", lambda net, x: hookscope.read_runs(None)),  # type: ignore[arg-type]
+    ("expected the path of a file, got Tensor", lambda net, x: hookscope.read_sheet(x)),  # type: ignore[arg-type]
+    ("expected the path of a file, got list", lambda net, x: hookscope.read_exemplars([STAR])),  # type: ignore[arg-type]
+    ("expected the path of a file, got int", lambda net, x: hookscope.write_page(
+        hookscope.parameter_statistics(net), 3)),  # type: ignore[arg-type]
+    ("top must be an integer of at least 1, not '3'", lambda net, x: hookscope.find_exemplars(
+        net, [STAR], 0, top="3")),  # type: ignore[arg-type]
+    ("top must be an integer of at least 1, not None", lambda net, x: hookscope.find_exemplars(
+        net, [STAR], 0, top=None)),  # type: ignore[arg-type]
+    ("most must be an integer of at least 1, not 1.5", lambda net, x: hookscope.landmark_layers(net, x, most=1.5)),  # type: ignore[arg-type]
+    ("depth must be an integer of at least 0, not '1'", lambda net, x: hookscope.layer_tree(net, depth="1")),  # type: ignore[arg-type]
+    ("workers must be an integer of at least 0, not None", lambda net, x: hookscope.RunSettings(workers=None)),  # type: ignore[arg-type]
+    ("batch size must be an integer of at least 1, not True", lambda net, x: hookscope.plan(net, True)),
+    ("expected an engine, got text", lambda net, x: hookscope.RunSettings(engine="ray")),  # type: ignore[arg-type]
+    ("bad channels 'x'", lambda net, x: hookscope.synthesize_images(net, 0, "x")),  # type: ignore[arg-type]
+    ("bad channels [1.5]", lambda net, x: hookscope.draw_sheet(x, channels=[1.5])),  # type: ignore[list-item]
+    ("limit a is not a number above 0", lambda net, x: hookscope.ClipGradientNorm("a")),  # type: ignore[arg-type]
+    ("a region is a mask (H, W), not one number", lambda net, x: hookscope.RegionTarget("left")),
+    ("page of LayerExemplars: missing a required argument: 'net'", lambda net, x: hookscope.write_page(
+        hookscope.find_exemplars(net, [STAR], "features.0", channels=3, top=1), "page.html")),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "call"), STRANGE, ids=[text[:40] for text, _ in STRANGE])
+def test_a_wrong_argument_is_one_line_that_names_it(
+    net: LoadedModel, x: torch.Tensor, text: str, call: Callable[[LoadedModel, torch.Tensor], Any]
+) -> None:
+    with pytest.raises(HookscopeError) as raised:
+        call(net, x)
+    assert text in str(raised.value) and "\n" not in str(raised.value)
+    assert not list(Path().glob("page.html"))
+
+
+def test_numpy_numbers_count_as_numbers(net: LoadedModel, x: torch.Tensor) -> None:
+    found = hookscope.find_exemplars(net, [STAR], "features.0", channels=np.int64(3), top=np.int64(1))  # type: ignore[arg-type]
+    assert [unit.channel for unit in found[0].channels] == [3]
+    loaded = hookscope.load_model("shapes", input_size=(64,))
+    assert loaded.preprocess.default_size == (64, 64) or loaded.preprocess.input_shape == (3, 64, 64)
