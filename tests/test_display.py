@@ -320,7 +320,7 @@ STRANGE: list[tuple[str, Callable[[LoadedModel, torch.Tensor], Any]]] = [
     ("expected an engine, got text", lambda net, x: hookscope.RunSettings(engine="ray")),  # type: ignore[arg-type]
     ("bad channels 'x'", lambda net, x: hookscope.synthesize_images(net, 0, "x")),  # type: ignore[arg-type]
     ("bad channels [1.5]", lambda net, x: hookscope.draw_sheet(x, channels=[1.5])),  # type: ignore[list-item]
-    ("limit a is not a number above 0", lambda net, x: hookscope.ClipGradientNorm("a")),  # type: ignore[arg-type]
+    ("limit 'a' is not a number above 0", lambda net, x: hookscope.ClipGradientNorm("a")),  # type: ignore[arg-type]
     ("a region is a mask (H, W), not one number", lambda net, x: hookscope.RegionTarget("left")),
     ("page of LayerExemplars: missing a required argument: 'net'", lambda net, x: hookscope.write_page(
         hookscope.find_exemplars(net, [STAR], "features.0", channels=3, top=1), "page.html")),

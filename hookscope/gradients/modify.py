@@ -118,8 +118,9 @@ class ZeroGradient:
 
 
 def check_positive(name: str, value: float) -> None:
+    said = f"{value:g}" if isinstance(value, int | float) else repr(value)
     if not (isinstance(value, int | float) and value > 0):
-        raise UsageError(f"{name} {value} is not a number above 0")
+        raise UsageError(f"{name} {said} is not a number above 0")
 
 
 def clip_total_norm(gradients: Iterable[Tensor], limit: float) -> list[Tensor]:

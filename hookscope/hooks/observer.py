@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from threading import RLock, get_ident
 from types import FrameType, TracebackType
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import torch
 from torch import nn
@@ -169,8 +169,7 @@ class Observer(HookOwner):
         stop, self._stop, self._pass, self.input = self._stop, None, None, None
         # what they belong to often refers to this observer: such a cycle would keep the model in memory; a pass of
         # another thread may still call them
-        nothing: Any = lambda *given: None  # noqa: E731
-        self._on_call = self._on_input = self._on_start = self._on_end = self._on_before = nothing
+        self._on_call = self._on_input = self._on_start = self._on_end = self._on_before = cast(Any, lambda *_: None)
         for layer in self.progress.layers:
             layer.open_inputs.clear()
         if error is not None:

@@ -370,7 +370,7 @@ def test_slices_of_a_volume_stand_side_by_side() -> None:
         ((3, 4, 4), {"scale": "loud"}, UsageError, "no scale 'loud'"),
         ((3, 4, 4), {"cmap": "virids"}, UsageError, "nearest: viridis"),
         ((3, 4, 4), {"names": ["cat"]}, UsageError, "there are 1 names for 3 channels"),
-        ((3, 4, 4), {"columns": 0}, UsageError, "columns must be at least 1"),
+        ((3, 4, 4), {"columns": 0}, UsageError, "columns must be an integer of at least 1"),
         ((3, 4, 4), {"channels": "x"}, SelectionError, "bad channels"),
         ((3, 4, 4), {"channels": []}, SelectionError, "bad channels"),
         ((3, 4, 4), {"channels": [3]}, LayerError, "there are 3: 0 to 2"),

@@ -170,7 +170,7 @@ def test_the_value_of_an_exemplar_is_measured_alike(shapes: LoadedModel, tmp_pat
         ({"channels": [9]}, "no channel 9.*2 channels"),
         ({"layer": "*"}, "one layer is needed"),
         ({"measure": "median"}, "unknown measure 'median'"),
-        ({"steps": 0}, "steps 0"),
+        ({"steps": 0}, "steps must be an integer of at least 1, not 0"),
         ({"part": "boxes"}, "no output 'boxes'"),
     ],
 )

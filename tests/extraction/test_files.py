@@ -411,7 +411,7 @@ def test_resume_begins_where_there_is_nothing_in_an_empty_folder_and_behind_a_li
         ("a.npy", {"columns": 2}, r"^\.npy holds the features of one layer, and the run gives 2 columns; choose one"),
         ("a.npz", {"overwrite": True, "resume": True}, "^overwrite starts again and resume continues"),
         ("a.npz", {"shard": 5}, r"^a folder holds \.parquet files, and 'a\.npz' is to be one file"),
-        ("out", {"shard": 0}, "^shard must be at least 1, not 0"),
+        ("out", {"shard": 0}, "^shard must be an integer of at least 1, not 0"),
         ("-", {}, "^cannot write features to '-'; name a file"),
         ("a.csv", {}, r"^no format for 'a\.csv'"),
         ("a.parquet.gz", {}, r"^no format for 'a\.parquet\.gz'"),

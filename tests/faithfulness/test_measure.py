@@ -269,7 +269,7 @@ BAD: list[tuple[dict[str, Any], type[HookscopeError], str]] = [
     ({"target": "top:2"}, UsageError, "the target names 2"),
     ({"inputs": torch.rand(2, 3, 24, 24)}, UsageError, "needs one image"),
     ({"fill": "grey"}, UsageError, "no fill 'grey'"),
-    ({"steps": 0}, UsageError, "steps 0"),
+    ({"steps": 0}, UsageError, "steps must be an integer of at least 1, not 0"),
     ({"target": lambda output: -(output * 0 + 1)[:, 0]}, InputError, "does not fall"),
 ]
 

@@ -478,7 +478,7 @@ def test_pages_of_different_sizes_and_no_frames_are_refused():
     assert read_picture(content).notes == ("frame 1 of 2",)
     line = refusal(content, frames=2, name="a.tif")
     assert line == "'a.tif' has frames of different sizes; 6x4, 5x5; ask for one frame"
-    with pytest.raises(UsageError, match="frames must be at least 1, not 0"):
+    with pytest.raises(UsageError, match="frames must be an integer of at least 1, not 0"):
         read_picture(b"", frames=0)
 
 

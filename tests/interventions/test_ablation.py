@@ -405,7 +405,7 @@ def test_halves_and_inference_mode() -> None:
         ({"layers": "count"}, NoMapError, "the output of count has no channels"),
         ({"layers": "coun*"}, NoMapError, "the output of count has no channels"),
         ({"inputs": torch.zeros(2, 3, 8, 8)}, UsageError, "expected one picture, got 2"),
-        ({"batch_size": 0}, UsageError, "batch size 0"),
+        ({"batch_size": 0}, UsageError, "batch size must be an integer of at least 1, not 0"),
         ({"inputs": PICTURE * torch.inf}, InputError, "not finite"),
     ],
 )
@@ -490,7 +490,7 @@ def test_maps_stand_after_the_photograph_on_scales_of_their_own() -> None:
 def test_there_are_as_many_bars_as_asked_for_at_most_a_hundred() -> None:
     many = ablation(*(channel(at, 1.0) for at in range(150)))
     assert [len(bars(draw_ablation(many, top=top))) for top in (7, 150)] == [7, 100]
-    with pytest.raises(UsageError, match="0 bars; give a number from 1"):
+    with pytest.raises(UsageError, match="top must be an integer of at least 1, not 0"):
         draw_ablation(many, top=0)
 
 

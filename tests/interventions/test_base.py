@@ -289,7 +289,7 @@ def test_new_values_take_the_memory_layout_of_the_old(strides: Any, other: Any) 
         (lambda: Dropout(math.nan), "p=nan is not a share"),
         (lambda: Dropout("0.1"), "p='0.1' is not a number"),
         (lambda: Dropout(LinearSchedule(0, 2, 1)).at(1), "p=2.0 is not a share"),
-        (lambda: LinearSchedule(0, 1, 0), "a schedule of 0 steps; give 1 or more"),
+        (lambda: LinearSchedule(0, 1, 0), "steps of a schedule must be an integer of at least 1, not 0"),
         (lambda: DropBlock(0.1, 4), "block_size=4; give an odd number, such as 7"),
         (lambda: DropBlock(0.1, 0), "block_size=0"),
         (lambda: DropBlock(0.1, -3), "block_size=-3"),

@@ -161,7 +161,7 @@ def test_video_models_get_clips(tmp_path: Path, workers: int) -> None:
 
 @pytest.mark.parametrize("wrong", [{"batch_size": 0}, {"workers": -1}])
 def test_sizes_below_their_minimum_are_refused_at_once(wrong: dict[str, int]) -> None:
-    with pytest.raises(UsageError, match="must be at least"):
+    with pytest.raises(UsageError, match="must be an integer of at least"):
         load_batches(net(), ["a.png"], **wrong)
     assert list(load_batches(net(), [], workers=2)) == []
 
