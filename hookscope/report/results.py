@@ -339,7 +339,7 @@ def _for_kind(draws: Mapping[type, Callable[..., Any]], noun: str, result: Any, 
             "give what the function that measures returns",
         )
     try:
-        inspect.signature(draw).bind(result, **options)
+        inspect.signature(draw, follow_wrapped=False).bind(result, **options)
     except TypeError as error:
         raise UsageError(f"{noun} of {kind_of(first)}: {error}") from None
     return draw(result, **options)
