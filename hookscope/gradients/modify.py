@@ -261,9 +261,7 @@ class change_gradients:  # used like a function: `with change_gradients(...)`  #
         ([0.0, 0.0], True)
     """
 
-    def __init__(
-        self, model: AnyModel, changes: Mapping[Any, GradientHook], types: Iterable[Any] | None = None
-    ) -> None:
+    def __init__(self, model: AnyModel, changes: Mapping[Any, Any], types: Iterable[Any] | None = None) -> None:
         if not isinstance(changes, Mapping):
             do = "give a dictionary such as {'layer3': ZeroGradient()}"
             raise UsageError(f"changes must be a mapping, not {kind_of(changes)}", do=do)

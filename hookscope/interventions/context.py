@@ -37,7 +37,7 @@ from hookscope.interventions.base import (
 from hookscope.interventions.regularisers import parameter_changed
 
 AnyChange = Change | ParameterIntervention
-Changes = Mapping[Any, AnyChange | Iterable[AnyChange]] | Iterable[tuple[Any, AnyChange]]
+Changes = Mapping[Any, Any] | Iterable[tuple[Any, AnyChange]]  # mypy joins changes of two classes to object
 
 
 def pairs_of(changes: Changes) -> Iterator[tuple[str | Selection, AnyChange]]:
