@@ -45,7 +45,7 @@ def takes_inputs(function: _Function) -> _Function:
         try:
             return function(*given.args, **given.kwargs)
         except Exception as error:
-            if "meta tensor" in str(error).lower() and not isinstance(error, HookscopeError):
+            if "meta" in str(error).lower().split() and not isinstance(error, HookscopeError):
                 asked = f"{name}: the model or the input is on the meta device: it has shapes and no values"
                 raise InputError(asked, do="load the model, and give an image with values") from error
             frames = [frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)]
