@@ -161,13 +161,9 @@ def read_boxes(path: str) -> dict[str, list[Sequence[float]]]:
     for image, given in content.items() if isinstance(content, dict) else ():
         box = given.get("box", given.get("boxes")) if isinstance(given, dict) else given
         several: list[Any] = box if isinstance(box, list) and box and isinstance(box[0], list) else [box]
-        if not all(map(_is_box, several)):
+        if not all(isinstance(b, list) and len(b) == 4 and all(isinstance(x, int | float) for x in b) for b in several):
             raise UsageError(f"'{image}' in {path} has no box", do=do)
         boxes[image] = several
     if not boxes:
         raise UsageError(f"{path} has no boxes", do=do)
     return boxes
-
-
-def _is_box(given: Any) -> bool:
-    return isinstance(given, list) and len(given) == 4 and all(isinstance(side, int | float) for side in given)

@@ -244,13 +244,10 @@ class OperationCounter(TorchDispatchMode):
         if self.modules.place is not None:
             self.used.update(id(value) for value in args if isinstance(value, nn.Parameter))
             name = function.overloadpacket.__name__.strip("_")
-            if not function.is_view and name not in _COPIES and _has_fractions(output):
+            computes = not function.is_view and name not in _COPIES
+            if computes and any(x.is_floating_point() or x.is_complex() for x in tensors_in(output).values()):
                 self.counts[name] += 1
         return output
-
-
-def _has_fractions(output: Any) -> bool:
-    return any(tensor.is_floating_point() or tensor.is_complex() for tensor in tensors_in(output).values())
 
 
 def operation_of(
