@@ -20,7 +20,7 @@ BANNED = {
 }
 _BANNED = re.compile(rf"(?<!there )\b({'|'.join(BANNED)})\b(?! longer| better| more | less )", re.IGNORECASE)
 _OF_OTHERS = "force-reinstall|head|help"  # options of pip, of ray, and of any script
-_OPTION = re.compile(rf"(?<![\w-])--(?!(?:{_OF_OTHERS})\b)[a-z][a-z-]+")
+_OPTION = re.compile(rf"(?<![\w-])--(?!(?:{_OF_OTHERS})\b)[a-z_][a-z-]*")
 _BOTH = re.compile("‹[^|›]*\\|[^›]*›")
 
 

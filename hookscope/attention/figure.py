@@ -129,7 +129,7 @@ def _rows_of(
     words = [grid.call.type, f"{counted(grid.heads, 'head')} of {height}×{width}", grid.query]
     words += [f"sum of {counted(frames[0], 'frame')}"] if frames else []
     words += [f"in {grid.windows:,} windows"] if grid.windows > 1 else []
-    words += [f"{percent(float(grid.non_patch_weight.mean()))} on no position"] if grid.non_patch_weight.any() else []
+    words += [f"{percent(float(grid.non_patch_weight.mean()))} on no patch"] if grid.non_patch_weight.any() else []
     index = "" if grid.call.index is None else f"{grid.call.index}  "
     above = [f"{index}{grid.call.key or MODEL}", ", ".join(words)]
     across = columns or math.ceil(len(panels) / math.ceil(len(panels) / _COLUMNS))

@@ -104,9 +104,9 @@ def attention_maps(
     """Compute what each head of each layer of attention looks at in one image, the layers in order of execution.
 
     The weights are ``softmax(Q K^T / sqrt(d))``, with the scale, bias and mask of the model. They come from the pass
-    itself, or computed from its queries and keys where a fused kernel hides them: attention of torch, torchvision, timm
-    and transformers, and any that weighs values with a softmax. Windows stand in their place in the picture, whatever
-    their shift and padding. The model runs in eval mode, and stays as it is.
+    itself; if a fused kernel hides them, they are computed from its queries and keys. This works for torch,
+    torchvision, timm, transformers, and any softmax that weighs values. Windows stand at their place in the image,
+    whatever their shift and padding. The model runs in eval mode, and stays as it is.
 
     Args:
         model: Any eager module with attention.
@@ -144,7 +144,7 @@ def attention_maps(
     if picture is None:
         raise UsageError("no image among the inputs", do="give a tensor (1, 3, H, W)")
     if picture.dim() > 3 and len(picture) != 1:
-        raise UsageError(f"expected one picture, got {len(picture)}", do="call it for each picture")
+        raise UsageError(f"expected one image, got {len(picture)}", do="call it once for each image")
     shown = InputSize.of(picture)
     with differentiable(model), torch.no_grad():
         reduce = partial(map_of, query=usual_query(model) if query is None else query, shown=shown, weights=weights)
@@ -196,7 +196,7 @@ def grid_of(attention: Attention, shown: InputSize) -> TokenGrid:
     if not any(bool((axis >= 0).any()) for axis in keys):
         grid = token_grid(width, shown) if count == 1 else None
         if grid is None or keys:
-            asked = f"the keys of {attention.call.key or MODEL} have no positions in the picture"
+            asked = f"the keys of {attention.call.key or MODEL} have no positions in the image"
             raise NoMapError(asked, do="choose another call of attention")
         extra, *sizes = grid
         keys = _folded(extra, sizes[1:] if sizes[0] == 1 else sizes)

@@ -32,7 +32,7 @@ TOPICS = {
     "images": ("Images", "Which images are read, and how many at a time."),
     "model": (
         "Model and preprocessing",
-        "How MODEL is loaded, and how an image becomes its input. In compare, -a or -b after a name sets one side.",
+        "How MODEL is loaded, and how an image becomes its input. In compare, -a or -b at its end sets one side.",
     ),
     "run": ("Run", "Where the work runs, and how the result is printed and shown."),
 }

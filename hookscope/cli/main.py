@@ -208,7 +208,7 @@ def _as_hookscope_error(error: BaseException, output: Output) -> HookscopeError:
     if isinstance(error, RecursionError):
         return HookscopeError("something here is nested too deeply for Python, or holds itself", do="make it flatter")
     if is_out_of_memory(error):
-        return HookscopeError("out of memory", do="try a smaller picture, model or number of layers")
+        return HookscopeError("out of memory", do="try a smaller image, a smaller model or fewer layers")
     text = (str(error).strip().splitlines() or [""])[0]
     if len(text) > _LONGEST_LINE:
         text = text[:_LONGEST_LINE] + "..."
@@ -338,7 +338,7 @@ def _first_help() -> str:
             "Options: -q, --quiet (no notes, no progress), --traceback, --version, -h, --help",
             "",
             f"`{_PROGRAM} help commands` says what each command does.",
-            f"`{_PROGRAM} COMMAND --help` shows its options, `{_PROGRAM} help COMMAND` says all.",
-            "A variable sets an option: HOOKSCOPE_WEIGHTS, or HOOKSCOPE_CAM_METHOD for one.",
+            f"`{_PROGRAM} COMMAND --help` shows its options, `{_PROGRAM} help COMMAND` shows all.",
+            "Environment variables set options: HOOKSCOPE_WEIGHTS, HOOKSCOPE_CAM_METHOD.",
         ]
     )

@@ -139,7 +139,7 @@ def _equal(calls: Sequence[PairedCall], unpaired: Sequence[Call]) -> Answer:
         values = f"in all {len(calls)} pairs of calls" if len(calls) > 1 else "in the only pair of calls"
         return Answer("same", "", "", len(calls), f"A and B are the same to the bit {values}{rest}.")
     pair = max(apart, key=_relative)
-    sentence = f"A and B are the same but for noise: {_distance(pair)} at most"
+    sentence = f"A and B are the same except for noise: {_distance(pair)} at most"
     noise = f"where the noise is {pair.noise or 0:.2g}, and a difference is more than {TIMES_NOISE} times that"
     return Answer("noise", "", "", calls.index(apart[0]), f"{sentence}, {noise}{rest}.")
 
@@ -156,7 +156,7 @@ def _not_finite(facts: _AnswerFacts) -> tuple[str, str, str] | None:
     earlier = next(pair for pair in facts.calls if pair.differs)
     if earlier is not facts.first:
         sentence += f"; before it, {_name(earlier)} is the first that differs: {_distance(earlier)}"
-    advice = "Look at the inputs and parameters of this layer: `hookscope trace` and `hookscope weights`."
+    advice = "See its inputs and weights: ‹trace_events, parameter_statistics|`hookscope trace`, `hookscope weights`›."
     if facts.first.a.name == MODEL:  # no layer gives them
         advice = "An operation that is not a module gives them: compare with ‹ops=True|--ops›."
     if "float16" in _types(facts.a if side == "A" else facts.b):
@@ -170,7 +170,7 @@ def _agreeing(facts: _AnswerFacts) -> tuple[str, str, str] | None:
     if not outputs or any(pair.differs for pair in outputs):
         return None
     worst = max(outputs, key=_relative)
-    how = "to the bit" if worst.is_same else f"but for noise: {_distance(worst)}"
+    how = "to the bit" if worst.is_same else f"except for noise: {_distance(worst)}"
     inner = [pair for pair in facts.calls if pair.differs]
     more = f"{counted(len(inner), 'pair')} before {'differs' if len(inner) == 1 else 'differ'}, first {_name(inner[0])}"
     if inner[0] is facts.inputs and (side := facts.input_change.normalising):
@@ -236,7 +236,7 @@ def _parameters(facts: _AnswerFacts) -> tuple[str, str, str] | None:
         more = f"; the parameters of {counted(len(others), 'layer')} differ too" if others else ""
         return what, f"{place} {'differ' if ' and ' in place else 'differs'} {by}{more}", ""
     if what == "buffers":
-        advice = "Look whether training went on after one of them was saved, or a BatchNorm was folded."
+        advice = "Check whether training went on after one of them was saved, or a BatchNorm was folded."
         name = f"The buffers of {_name(first)}, such as its running mean and variance"
         return what, f"{name}, differ {by}; its parameters do not", advice
     share = f"the parameters of {_share(facts.changed, facts.trained)} differ, first in {_name(first)} {by}"
@@ -309,7 +309,7 @@ def _unpaired(facts: _AnswerFacts) -> tuple[str, str, str] | None:
         for calls in sides
     )
     words = f"A has {of_a} where B has {of_b}" if of_a and of_b else ""
-    words = words or (f"A has {of_a}, and B has not" if of_a else f"B has {of_b}, and A has not")
+    words = words or (f"A has {of_a}, and B does not" if of_a else f"B has {of_b}, and A does not")
     return "unpaired", f"{words}. {facts.where}", ""
 
 

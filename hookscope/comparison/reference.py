@@ -240,12 +240,12 @@ def _seen(each: CallRange) -> SeenCall:
 def _shift(before: CallRange, now: CallRange, explained: float = 0.0) -> CallShift:
     """How far ``now`` is, beyond ``explained`` deviations: each number of each channel against its spread of images."""
     if before.channels != now.channels:
-        said = f"it has {counted(now.channels, 'channel')}, another number than in the reference"
+        said = f"it has {counted(now.channels, 'channel')}, and {before.channels} in the reference"
         return CallShift(now.call, before.key, np.inf, np.inf, "channels", 0, (), now.channels, now.part, said)
     known, finite = (np.isfinite(each.low) & np.isfinite(each.high) for each in (before, now))
     if known.all() and not finite.all():
         channel = int((~finite).argmax())
-        said = f"channel {channel} has NaN or Inf, which the reference has not"
+        said = f"channel {channel} has NaN or Inf, and not in the reference"
         return CallShift(now.call, before.key, np.inf, np.inf, "nonfinite", channel, (), now.channels, now.part, said)
     rows = slice(min(len(before.mean), len(now.mean)))
     variance, variance_now = (each.m2[rows] / max(each.images - 1, 1) for each in (before, now))
@@ -305,7 +305,7 @@ def _words(shift: CallShift) -> str:
     by = f"{shift.times:.3g} times what chance explains with so few images"
     of = "what it reads" if shift.part else "its channels"
     if how.startswith("beside"):
-        return f"{of.replace('what', 'the channels that')} do not go together as in the reference, by {by}"
+        return f"{of.replace('what', 'the channels that')} do not vary together as in the reference, by {by}"
     return f"{what} of {of} differs from the reference by {by}{where}"
 
 

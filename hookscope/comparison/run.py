@@ -222,7 +222,7 @@ def compare(
         raise UsageError("there is no image to compare on", do="give a file, a PIL image or a batch")
     if others is not None and len(others) != len(pictures):
         asked = f"B has {counted(len(others), 'image')} and A has {len(pictures)}"
-        raise UsageError(asked, do="give as many to both, in the same order")
+        raise UsageError(asked, do="give the same number to both, in the same order")
     if run.engine is not None:
         raise UsageError("a comparison runs in this process", do="leave the engine out")
     sides = Side.of(a), Side.of(b)

@@ -153,7 +153,7 @@ def _read(source: StrPath | bytes) -> tuple[Image.Image, dict[str, Any]]:
         with Image.open(io.BytesIO(source) if isinstance(source, bytes) else source) as image:
             image.load()  # another tool may move the text behind the pixels
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        why = getattr(error, "strerror", None) or "it is damaged, too large or no picture"
+        why = getattr(error, "strerror", None) or "it is damaged, too large or not an image"
         raise ImageError(f"cannot read {name}: {why}") from error
     if PROVENANCE not in image.info:
         raise ImageError(f"{name} has no provenance of hookscope", do="only PNG files written by hookscope have it")

@@ -178,7 +178,7 @@ EXEMPLARS = Columns(
     Column(
         "synthesized",
         _synthesized,
-        "value of the best synthesized image over the value of the best image",
+        "value of the best synthesized image divided by the value of the best image",
         hide="unknown",
     ),
     Column("images", help="number of images that were used", where="rows"),

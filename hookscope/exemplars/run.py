@@ -40,7 +40,7 @@ from hookscope.models import LoadedModel, as_loaded
 from hookscope.system import StrPath
 
 _KIND = StateKind("saved exemplars", "give the exemplars.json of `hookscope exemplars -o FOLDER`", name="exemplars")
-_FIND = "run `hookscope exemplars` again"
+_FIND = "run ‹find_exemplars|`hookscope exemplars`› again"
 SynthesizedImages = Mapping[str, Mapping[int, tuple[SynthesizedImage, ...]]]
 """By the key of a layer and the channel; none for a channel that no gradient reaches."""
 
@@ -225,17 +225,16 @@ def find_exemplars(
     """Find the images, and the places in them, that excite each channel of the chosen layers most.
 
     All layers are read in one pass over the images. Memory does not grow with the number of images: it holds what is
-    kept. An image counts once for a channel, by its largest value (``measure="max"``), its mean or its largest absolute
-    value, and so do near-duplicates of one image: copies, re-encoded and resized ones, and ones a little brighter. Of
-    equal values the first image in the list wins. An image on which that value is NaN or Inf is left out for the
-    channel, and counted.
+    kept. An image counts by its largest value (``measure="max"``), its mean or its largest absolute value.
+    Near-duplicates count once: copies, also re-encoded, resized or a little brighter. Of equal values the first image
+    in the list wins. An image on which that value is NaN or Inf is left out for the channel, and counted.
 
     Feature maps ``(N, C, H, W)``, clips, tokens ``(N, L, C)`` and vectors ``(N, C)`` are understood. Tokens have places
     if they fold to a grid; class tokens are then left out. Vectors have no places. If the rows of an output are not the
     images of the batch, as in the heads of a detector, a batch size of 1 makes all of them one image.
 
-    The label of an image is the name of its folder, if that is inside a folder that was named; with labels each channel
-    has classes and a selectivity.
+    The label of an image is the name of its folder, if ``paths`` names a folder above it. With labels, each channel has
+    classes and a selectivity.
 
     Args:
         net: The model, as `load_model` returns it; or a module, whose usual preprocessing is then assumed.

@@ -175,8 +175,8 @@ def draw_exemplars(
 ) -> list[Image.Image]:
     """Draw the exemplars of a layer: a row for each channel, on pages of at most 32 rows.
 
-    A row has the channel, its classes and selectivity; the images that excite it most, the strongest first, each with
-    its value and label; those that excite it least; the synthesized images; and the histogram of its values, whose
+    A row has the channel, its classes and selectivity, and the images that excite it most, the strongest first, with
+    values and labels. Images that excite it least and synthesized images follow, and the histogram of its values, whose
     heights are square roots. A crop is what the unit sees of the network's input, magnified by nearest neighbour. If a
     unit sees half of the input or more, the whole input is shown, with a ring at the centre of what the unit sees.
 

@@ -183,7 +183,7 @@ def picture_in(inputs: tuple[Any, ...]) -> Tensor:
     picture = picture_of(inputs)
     if picture is None or picture.dim() not in (4, 5) or not picture.is_floating_point():
         got = "x".join(map(str, picture.shape)) + f" {picture.dtype}" if picture is not None else shape_of(inputs)
-        asked = f"expected one picture (1, C, H, W) or clip (1, C, T, H, W) of floating-point numbers, got {got}"
+        asked = f"expected one image (1, C, H, W) or clip (1, C, T, H, W) of floating-point numbers, got {got}"
         raise UsageError(asked, do="x[None] adds a batch axis")
     return picture
 

@@ -256,7 +256,7 @@ class _Passes:
             [slopes] = torch.autograd.grad(score, leaf, allow_unused=True)
         if slopes is None:
             raise ModelError(
-                f"no gradient leads from the score of {self.name} to the picture",
+                f"no gradient leads from the score of {self.name} to the image",
                 "the score is detached, computed under no_grad, quantized or constant",
                 f"use a method without gradient: {gradient_free(SALIENCY_METHODS)}",
             )

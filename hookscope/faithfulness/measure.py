@@ -168,7 +168,7 @@ def measure_faithfulness(
     for name, number in (("steps", steps), ("batch size", batch_size)):
         check_whole(name, number, optional=True)
     if len(image := picture_in(inputs)) != 1:
-        raise UsageError(f"faithfulness needs one image, got {len(image)}", do="call it for each image")
+        raise UsageError(f"faithfulness needs one image, got {len(image)}", do="call it once for each image")
     image = image[0].detach()
     batch_size = batch_size or first_batch(image.device)
     named = {name: _checked(name, values, image) for name, values in named_maps(maps).items()}

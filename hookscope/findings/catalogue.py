@@ -125,7 +125,7 @@ _warning(
             "This is usual in squeeze-and-excitation; if no gate ever changes, normalise the input of the gates.",
         ),
         "clipped": Case(
-            "The scores are cut at a bound, so that the best class cannot be told.",
+            "The scores are cut at a bound, so several classes share the best score.",
             "Look for a clamp, a hardtanh or a ReLU after the last layer.",
         ),
         "output": _as_note(
@@ -366,7 +366,7 @@ _warning(
             "Run this operation outside no_grad, or replace it by a differentiable one, such as softmax or a"
             " straight-through estimator.",
         ),
-        "all frozen": _as_error("Nothing learns.", "Set requires_grad True for the layers that are to be trained."),
+        "all frozen": _as_error("Nothing learns.", "Set requires_grad=True for the layers that are to be trained."),
         "clipped": _as_error(
             "Nothing learns: the clipping leaves no gradient.", "Raise the limit; the norm is usually clipped to 1."
         ),
@@ -392,7 +392,7 @@ _warning(
             " eval mode.",
         ),
         "other output": _as_note(
-            "The layer leads to an output of the model that this loss does not take.",
+            "The layer leads to an output of the model that this loss does not use.",
             "This is expected where the training has a loss for each output.",
         ),
         "auxiliary": _as_note("Auxiliary heads run only in training.", "To measure them, put the model in train mode."),
@@ -585,7 +585,7 @@ _warning(
 _warning(
     "not-optimized",
     "These parameters never change.",
-    "Give them to the optimizer. If only the other layers are to be trained, set requires_grad False.",
+    "Give them to the optimizer. If only the other layers are to be trained, set requires_grad=False.",
     cases={
         "replaced": _as_error(
             "The optimizer holds tensors that do not belong to the trained model.",
@@ -598,17 +598,17 @@ _warning(
         ),
         "outside": _as_warning(
             "These layers run inside the model, but they are not registered in it.",
-            "Keep layers in an nn.ModuleList or an attribute, not in a list, before the optimizer is created.",
+            "Before the optimizer is created, keep them in an attribute or an nn.ModuleList, not in a list.",
         ),
     },
 )
 _warning(
     "input-scale",
     "Initialisations and learning rates are made for inputs of about zero mean and unit size.",
-    "Divide pictures of 0 to 255 by 255, and normalise once by the mean and standard deviation of the data.",
-    Threshold("large_input", 10.0, "chosen: root mean square; normalised data have 1, pictures of 0 to 255 about 130"),
-    Threshold("odd_input", 2.5, "root mean square of pictures that were normalised twice: 3 to 5"),
-    Threshold("small_input", 0.01, "root mean square of pictures that were divided by 255 twice: 0.002"),
+    "Divide images of 0 to 255 by 255, and normalise once by the mean and standard deviation of the data.",
+    Threshold("large_input", 10.0, "chosen: root mean square; normalised data have 1, images of 0 to 255 about 130"),
+    Threshold("odd_input", 2.5, "root mean square of images that were normalised twice: 3 to 5"),
+    Threshold("small_input", 0.01, "root mean square of images that were divided by 255 twice: 0.002"),
     cases={"odd": _as_note("", "Check whether the data are normalised twice, or not at all.")},
 )
 _warning(
@@ -715,7 +715,7 @@ _error(
 )
 _warning(
     "batchnorm-small-batch",
-    "With two values per channel BatchNorm keeps only which one is larger; with one value, nothing.",
+    "Of two values per channel, BatchNorm keeps only which is larger; of one value it keeps nothing.",
     "Use larger batches, GroupNorm or LayerNorm, or drop the last batch of an epoch.",
     cases={
         "few samples": _as_note(
@@ -743,7 +743,7 @@ _warning(
     ),
     Threshold("much_better", 3.0, "chosen: beyond it this is a warning; unusual images reach 1.5"),
     Threshold("large_input", 8.0, "chosen: mean and std of training leave values within 3, a range of -1 to 1 less"),
-    Threshold("dark_input", 40.0, "chosen: of 255, the brightest value of pictures that are nearly black"),
+    Threshold("dark_input", 40.0, "chosen: of 255, the brightest value of images that are nearly black"),
     cases={
         "faint": Case(
             "The prepared images have lost their contrast: the preprocessing may divide twice.",
@@ -780,11 +780,11 @@ _error(
     cases={
         "input": Case(
             "The model gets other values than when the reference was saved.",
-            "Look at how images are prepared: mean, standard deviation, range, order of colours, size. Else the images"
-            " are of another kind.",
+            "Look at how images are prepared: mean, standard deviation, range, order of colours, size. If it is the"
+            " same, the images are of another kind.",
         ),
         "first": Case(
-            "Either this layer has changed, or the input in a way that shows in no channel alone.",
+            "Either this layer has changed, or the input has changed in a way that no single channel shows.",
             "Check the order of colours, and whether images are grey; then compare the weights with the checkpoint.",
         ),
         "weights": Case(
@@ -854,8 +854,8 @@ _warning(
         ),
         "bias": _as_note("All biases are 0, as after many initialisations: they may not have been loaded."),
         "length": Case(
-            "All filters have the same length, as weights without the lengths that weight_norm keeps beside them.",
-            "Look for these lengths in the checkpoint: weight_g, or original0.",
+            "All filters have the same norm: the norms that weight_norm stores separately may not be loaded.",
+            "Look for these norms in the checkpoint: weight_g, or original0.",
         ),
         "loose": Case(
             "All values of this parameter are equal, as before training: it was probably not loaded.",
@@ -880,7 +880,7 @@ _warning(
 _warning(
     "unlike-siblings",
     "The network repeats a few kinds of blocks. This one does something else than the others of its kind.",
-    "Read its forward and its settings beside one of the others.",
+    "Compare its forward and its settings with another block of its kind.",
 )
 _warning(
     "attention-axis",
@@ -908,7 +908,7 @@ _warning(
     cases={
         "zeros": Case(
             "Nearly all weights of the layer are 0. Other layers have far fewer zeros.",
-            "Prune less of this layer, or look whether it was loaded whole.",
+            "Prune less of this layer, or check that it was loaded completely.",
         )
     },
 )
@@ -921,7 +921,7 @@ _note(
 )
 _note(
     "probabilities-as-scores",
-    "The model ends in a softmax. Percentages are its own, and scores are the values before the softmax.",
+    "The model ends in a softmax. The percentages are its own; the scores are the values before the softmax.",
     "Nothing is wrong with that. Training with cross_entropy takes these values, and must leave the softmax out.",
 )
 _warning(
@@ -962,7 +962,7 @@ _note(
     Threshold("large_bias", 8.0, "chosen: median size of the biases, and over the largest of another layer"),
     cases={
         "alone": _as_warning(),
-        "bias": _as_warning("Biases this large fix the values of the layer: what it reads hardly matters."),
+        "bias": _as_warning("Biases this large fix the values of the layer: its input hardly matters."),
     },
 )
 

@@ -227,7 +227,7 @@ def _inside(selection: Selection, layers: Sequence[str], parameters: Sequence[st
     if not chosen:
         outline = listed(list(dict.fromkeys(name.partition(".")[0] for name in parameters)), 6)
         some = nearest(term, [*layers, *parameters]) or f"there are {outline or 'no parameters'}"
-        how = f"list them with `hookscope weights {model_name}`" if model_name else ""
+        how = f"list them with ‹parameter_statistics(model)|`hookscope weights {model_name}`›" if model_name else ""
         raise LayerError(f"no layer or parameter '{term}'", some, how)
     if not frozen:
         raise LayerError(f"cannot freeze '{term}'", "it has no parameters", "name another layer")

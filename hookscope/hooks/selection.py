@@ -95,7 +95,7 @@ def _parse_term(text: str) -> _Term:
         try:
             return _Names(text, frozenset(), re.compile(text[3:]))
         except re.error as error:
-            do = "mend it, or give a pattern such as layer4.*"
+            do = "correct it, or give a pattern such as layer4.*"
             raise SelectionError(f"bad regular expression '{text[3:]}': {error}", do=do) from None
     name, hash_sign, call = text.partition("#")
     name = "" if name == MODEL else name

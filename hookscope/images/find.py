@@ -137,7 +137,7 @@ def find_pictures(paths: Sequence[str], limit: int | None = None) -> list[str]:
     paths as many are taken at equal distances: the first ones may all be of one class.
     """
     if not paths:
-        raise UsageError("no picture was given", do="name files or folders, or - for standard input")
+        raise UsageError("no image was given", do="name files or folders, or - for standard input")
     named = list(chain.from_iterable(map(_expanded, paths)))
     if not any(path == "-" or is_remote(path) or os.path.exists(path) for path in named):
         _refuse_missing(named)
@@ -205,7 +205,7 @@ def _refuse_missing(paths: Sequence[str]) -> None:
     except (OSError, ValueError) as error:
         missing = unreadable(paths[0], paths[0], error)
         if len(paths) > 1:
-            asked = f"none of the {len(paths)} pictures can be found; the first: {missing.asked}"
+            asked = f"none of the {len(paths)} images can be found; the first: {missing.asked}"
             missing = ImageError(asked, missing.exists, missing.do)
         raise missing from error
 
@@ -215,14 +215,14 @@ def unreadable(source: Any, name: str, error: OSError | ValueError) -> ImageErro
         return _missing(os.fsdecode(source), name)
     # Windows refuses to open a folder with PermissionError.
     if isinstance(error, IsADirectoryError) or (isinstance(error, PermissionError) and os.path.isdir(source)):
-        return ImageError(f"'{name}' is a folder, not a picture", do="name a picture in it")
+        return ImageError(f"'{name}' is a folder, not an image", do="name an image in it")
     reason = (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
     known = isinstance(error, OSError) and error.errno in (errno.EACCES, errno.EPERM)
     return ImageError(f"'{name}' cannot be read: {reason}", do="change its permissions" if known else "")
 
 
 def _missing(path: str, name: str) -> ImageError:
-    asked, folder = f"no picture '{name}'", os.path.dirname(path) or "."
+    asked, folder = f"no image '{name}'", os.path.dirname(path) or "."
     if re.search(r"[*?]|\[.+\]", path):
         return ImageError(f"no file fits the pattern '{name}'", do="check the path")
     if os.path.islink(path):
@@ -327,12 +327,12 @@ def _head(path: str) -> bytes:
 
 def _without_pictures(folder: str, others: Counter[str], first_file: str) -> ImageError:
     if not others:
-        return ImageError(f"no pictures in '{folder}': the folder is empty", do="name a folder with pictures")
+        return ImageError(f"no images in '{folder}': the folder is empty", do="name a folder with images")
     counts = ", ".join(counted(count, kind) for kind, count in others.items())
     kind = foreign_kind(_head(first_file)[:_HEAD_BYTES]) if first_file else ""
     example = f", such as {kind} in '{os.path.basename(first_file)}'" if kind else ""
     return ImageError(
-        f"no pictures in '{folder}'", f"it holds {counts}{example}", "name a folder with JPEG, PNG or similar files"
+        f"no images in '{folder}'", f"it holds {counts}{example}", "name a folder with JPEG, PNG or similar files"
     )
 
 
@@ -373,7 +373,7 @@ def remote_pictures(path: str) -> Iterator[str]:
         has_any = True
         yield start + name
     if not has_any:
-        raise ImageError(f"no pictures in '{path}'", do="name a folder with JPEG, PNG or similar files")
+        raise ImageError(f"no images in '{path}'", do="name a folder with JPEG, PNG or similar files")
 
 
 def _walk_remote(path: str, system: Any, folder: str) -> Iterator[str]:
@@ -417,7 +417,7 @@ def _errors(path: str) -> Iterator[None]:
     try:
         yield
     except FileNotFoundError as error:
-        raise ImageError(f"no picture '{path}'", do="check the path") from error
+        raise ImageError(f"no image '{path}'", do="check the path") from error
     except ImportError as error:
         do = "pip install pyarrow, or the package that fsspec names"
         raise ImageError(f"'{path}' cannot be read: {printable(str(error))}", do=do) from error

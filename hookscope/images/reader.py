@@ -239,7 +239,7 @@ def _content(source: Any, name: str) -> bytes:
         if os.fspath(source) == "-":
             if sys.stdin is None or sys.stdin.isatty():
                 why = "it is closed" if sys.stdin is None else "it is the terminal"
-                raise ImageError(f"no picture on standard input: {why}", do="give a file, or pipe one in")
+                raise ImageError(f"no image on standard input: {why}", do="give a file, or pipe one in")
             return _read_all(sys.stdin.buffer, name)
         if is_remote(os.fsdecode(source)):
             return _read_all(io.BytesIO(read_remote(os.fsdecode(source), MAX_BYTES + 1)), name)
@@ -282,7 +282,7 @@ def _read_all(stream: BinaryIO, name: str) -> bytes:
 
 
 def _too_long(name: str) -> ImageError:
-    return ImageError(f"'{name}' is too long for a picture", f"the limit is {MAX_BYTES:,} bytes", "give a smaller file")
+    return ImageError(f"'{name}' is too long for an image", f"the limit is {MAX_BYTES:,} bytes", "give a smaller file")
 
 
 def _decode(
@@ -290,7 +290,7 @@ def _decode(
 ) -> tuple[_T, list[str]]:
     """What ``take`` makes of the opened file, and its notes."""
     if not content:
-        raise ImageError(f"'{name}' is empty", do="save or download the picture again")
+        raise ImageError(f"'{name}' is empty", do="save or download the image again")
     try:
         with _open(content, name) as image:
             return take(image, name)
@@ -344,7 +344,7 @@ def _open(content: bytes, name: str) -> ImageFile.ImageFile:
         else:
             holds = f"it begins with the bytes {content[:8].hex(' ')}"
         raise ImageError(
-            f"'{name}' is not a picture that can be read", holds, "give a JPEG, PNG or similar file"
+            f"'{name}' is not an image that can be read", holds, "give a JPEG, PNG or similar file"
         ) from error
 
 
@@ -370,7 +370,7 @@ def _spread(total: int, count: int) -> list[int]:
 
 def _frame_notes(total: int, positions: list[int]) -> list[str]:
     if total == 1:
-        return [f"a still picture, repeated {len(positions)} times"] if len(positions) > 1 else []
+        return [f"a still image, repeated {len(positions)} times"] if len(positions) > 1 else []
     listed = ", ".join(str(position + 1) for position in positions)
     return [f"{'frame' if len(positions) == 1 else 'frames'} {listed} of {total}"]
 
@@ -402,7 +402,7 @@ def _upright(picture: Image.Image, file: ImageFile.ImageFile, notes: list[str]) 
     try:
         orientation = int(file.getexif().get(ExifTags.Base.Orientation, 1))
     except Exception:  # Pillow's parser raises any kind of exception
-        notes.append("EXIF data cannot be read: the picture is not rotated")
+        notes.append("EXIF data cannot be read: the image is not rotated")
         return picture
     # The orientation alone: `exif_transpose` writes all EXIF data anew, which fails on damaged data.
     picture.getexif()[ExifTags.Base.Orientation] = orientation

@@ -245,7 +245,7 @@ def _weights(model: nn.Module) -> Iterator[Finding]:
         values = model.get_parameter(full).detach()
         if 2 * len(values.unique()) < values.numel():  # fixed filters, such as a blur or an identity
             continue
-        text = f"all its filters have the same length, {sizes[full]:.4g}"
+        text = f"all its filters have the same norm, {sizes[full]:.4g}"
         yield CATALOGUE["initial-weights"].finding(full, text, "length", numbers={"norm": sizes[full]})
     usual_likeness = np.median([*likeness.values(), 0.0])
     inner = [*likeness.items()][:-1]  # classes that no image had are alike in the last layer
@@ -379,7 +379,7 @@ def _pictures(evidence: InspectionEvidence) -> Iterator[Finding]:
         if (spread := float(np.std(np.asarray(picture))) / 255) > _FLAT
     ]
     if contrasts and max(contrasts) < _FAINT:
-        text = f"the contrast of the prepared images is {max(contrasts):.2g} times the contrast of the pictures"
+        text = f"the contrast of the prepared images is {max(contrasts):.2g} times the contrast of the images"
         yield kind.finding("", text, "faint", numbers={"contrast": max(contrasts)})
     weights = (weights_of(module) for module in evidence.net.model.modules())
     first = next((weight for weight in weights if weight is not None and weight.shape[2] > 1), None)

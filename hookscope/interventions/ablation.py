@@ -359,9 +359,10 @@ def ablate_each(
     each pass. Its modes, buffers, hooks and the random state stay as they are.
 
     Where the model allows it, the layers before the chosen one run once for many channels, with copies of the image in
-    one batch. Batch independence is probed once with out-of-range copies, and verified in each pass: the unchanged
-    copy must have the scores of the image, and the most changed copy of a pass on its own. Models that fail or
-    draw random numbers, run once per channel. Channels that are 0 everywhere are worth 0 without a pass.
+    one batch. This needs images of a batch that do not change each other. A first pass tests it with extreme copies,
+    and each pass tests it again: the unchanged copy must have the scores of the image, and the most changed copy the
+    scores that it has alone. Models that fail or draw random numbers, run once per channel. Channels that are 0
+    everywhere are worth 0 without a pass.
 
     Args:
         model: Any eager module with a score for each class.

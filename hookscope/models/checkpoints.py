@@ -245,7 +245,7 @@ def fitted(model: nn.Module, checkpoint: Checkpoint) -> tuple[dict[str, Tensor],
                     if prefix == _AS_IT_IS or len(_fitting(own, state)) < len(own):
                         return usable[-1]
                     left = [key for key in state if key not in own]  # the copy
-                    without = f"{counted(len(left), 'key')} that the model does not have left out: {listed(left)}"
+                    without = f"left out {counted(len(left), 'key')} that the model does not have: {listed(left)}"
                     return {key: state[key] for key in own}, [f"{checkpoint.label}: {without}"]
     return usable[0] if usable else (next(iter(checkpoint.states.values())), [])
 
@@ -307,7 +307,7 @@ def _notes(checkpoint: Checkpoint, place: str, prefix: Prefix, taken: Mapping[st
         notes.append(f"{name}: {prefix}")
     left = [key for key in state if not key.startswith(prefix.off)]
     if left:
-        notes.append(f"{name}: {counted(len(left), 'key')} without this prefix left out: {listed(left)}")
+        notes.append(f"{name}: left out {counted(len(left), 'key')} without this prefix: {listed(left)}")
     return notes
 
 

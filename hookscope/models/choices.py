@@ -90,7 +90,7 @@ class PreprocessChoice:
         )
         if (choice.mean is None) != (choice.std is None):
             given, missing = ("mean", "std") if choice.std is None else ("std", "mean")
-            raise UsageError(f"--{given} needs --{missing}", do=f"add --{missing} {0 if missing == 'mean' else 1}")
+            raise UsageError(f"‹{given}|--{given}› needs ‹{missing}|--{missing}›", do="give both")
         return choice
 
     def check(self, input_size: Sequence[int] | None) -> None:
@@ -98,7 +98,7 @@ class PreprocessChoice:
         given = "an input size" if input_size is not None else "‹resize|--resize›" if self.resize is not None else ""
         if self.base == "none" and given:
             do = f"leave {given} out, or use ‹preprocess='stretch'|--preprocess stretch›"
-            raise UsageError("‹preprocess='none'|--preprocess none› keeps the picture's own size", do=do)
+            raise UsageError("‹preprocess='none'|--preprocess none› keeps the image's own size", do=do)
         if self.base == "stretch" and self.resize is not None and self.resize[0] != "stretch":
             raise UsageError(
                 f"‹preprocess='stretch'|--preprocess stretch› contradicts ‹resize|--resize› {self.resize[0]}",
@@ -123,7 +123,7 @@ def parse_numbers(value: Any, name: str) -> tuple[float, ...]:
     except (TypeError, ValueError):
         numbers = ()
     if not numbers or (name == "std" and min(numbers) <= 0):
-        asked = f"--{name} '{value}' is not a list of numbers" + (" above 0" if name == "std" else "")
+        asked = f"‹{name}|--{name}› '{value}' is not a list of numbers" + (" above 0" if name == "std" else "")
         raise UsageError(asked, do="give one number, or one for each channel, such as 0.485,0.456,0.406")
     return numbers
 

@@ -92,7 +92,7 @@ def _input_of(program: ExportedProgram, path: str) -> tuple[tuple[int, ...], tor
     ]
     if len(inputs) != 1 or len(words) != 1 or inputs[0].dim() != 4 or not inputs[0].is_floating_point():
         exists = f"it takes {', '.join(words) or 'no tensor'}"
-        raise ModelError(f"{path} does not take one batch of pictures (N, C, H, W)", exists)
+        raise ModelError(f"{path} does not take one batch of images (N, C, H, W)", exists)
     return tuple(size if isinstance(size, int) else 0 for size in inputs[0].shape), inputs[0].dtype
 
 

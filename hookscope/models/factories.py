@@ -314,7 +314,7 @@ def preprocess_of(value: Any, name: str) -> Transforms | OwnTransforms | Preproc
     if (processor := of_processor(value, name)) is not None:
         return processor
     if not callable(value):
-        do = "make it a function of a picture (a PIL image), or a word for preprocessing"
+        do = "make it a function of a PIL image, or a word for preprocessing"
         raise ModelError(f"{name} is not a function but {type(value).__name__}", do=do)
     return OwnTransforms(value, name)
 
@@ -337,7 +337,7 @@ def _take_pictures(model: nn.Module, model_inputs: Callable[..., Any], where: st
     """
     if not callable(model_inputs):
         asked = f"model_inputs in {where} is not a function but {type(model_inputs).__name__}"
-        raise ModelError(asked, do="make it a function of a batch of pictures (N, C, H, W)")
+        raise ModelError(asked, do="make it a function of a batch of images (N, C, H, W)")
     own: Any = type(model)
 
     def forward(self: Any, pictures: Any) -> Any:

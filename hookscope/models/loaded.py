@@ -69,7 +69,7 @@ def _convolutions(model: nn.Module) -> Iterator[nn.Conv2d | nn.Conv3d]:
 def check_size(model: nn.Module, size: Sequence[int] | None, family: str = "") -> None:
     """Refuse ``(D, H, W)`` for a model that takes pictures."""
     if size is not None and len(size) == 3 and (family or family_of(model)) != "video":
-        asked = f"an input of {'x'.join(map(str, size))} has a depth, and {type(model).__name__} takes pictures"
+        asked = f"an input of {'x'.join(map(str, size))} has a depth, and {type(model).__name__} takes images"
         raise UsageError(asked, "its channels are its own", f"give height x width, such as {size[1]}x{size[2]}")
 
 
@@ -114,11 +114,11 @@ def as_batch(family: str, pictures: Sequence[Tensor]) -> tuple[Any, ...]:
     """
     shapes = list(dict.fromkeys("x".join(map(str, picture.shape)) for picture in pictures))
     if not shapes:
-        raise InputError("a batch needs at least one picture")
+        raise InputError("a batch needs at least one image")
     if family == "detection":
         return (list(pictures),)
     if len(shapes) > 1:
-        raise InputError("pictures of different shapes do not stack", ", ".join(shapes), "make batches of one shape")
+        raise InputError("images of different shapes do not stack", ", ".join(shapes), "make batches of one shape")
     # one picture keeps the memory layout of its transforms; a copy, because a layer may write to it
     stacked = pictures[0][None].clone() if len(pictures) == 1 else torch.stack(list(pictures))
     return (stacked, stacked) if family == "optical_flow" else (stacked,)

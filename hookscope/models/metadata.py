@@ -165,7 +165,7 @@ _ENTRIES: dict[str, tuple[str, Callable[[Any], bool]]] = {
         lambda value: _are(lambda number: _is_number(number) and number > 0, value) and len(value) == 3,
     ),
     "accuracy": ("a share between 0 and 1", lambda value: _is_number(value) and 0 <= value <= 1),
-    "held_out": ("a number of pictures", _is_count),
+    "held_out": ("a number of images", _is_count),
 }
 
 # By the folder of a builder in torchvision.models; the builders in that folder itself are for classification.
@@ -254,7 +254,7 @@ def find_models(pattern: str | None = None) -> Rows[ModelInfo]:
     if not matching:
         name = re.sub(r"^re:|\[.*?\]|[^\w]", "", pattern)
         exists = nearest(name, [model.name for model in models]) or f"there are {len(models)} models"
-        raise ModelError(f"no model matches '{pattern}'", exists, "see `hookscope list-models`")
+        raise ModelError(f"no model matches '{pattern}'", exists, "see ‹find_models|`hookscope list-models`›")
     return matching
 
 

@@ -296,7 +296,7 @@ class FileSource(ModelSource):
         for package in self.packages:
             self.imported(package, f"'hookscope[{self.extra}]'")
         net = self._read()
-        shape, note = net.input_shape, f"{self.text} takes (N, H, W, C): the axes of pictures are moved for it"
+        shape, note = net.input_shape, f"{self.text} takes (N, H, W, C): the axes of images are moved for it"
         notes = (note,) if getattr(net, "channels_last", False) else ()
         metadata = WeightsMetadata(input_size=shape if all(shape) else None, notes=notes)
         loaded = LoadedModel.of(net, self.text, os.path.basename(self.text), metadata, "classification")

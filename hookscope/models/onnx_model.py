@@ -26,7 +26,7 @@ _ENDINGS = {"Softmax": "softmax", "LogSoftmax": "log_softmax", "Sigmoid": "sigmo
 
 # What the two packages say of a file, and what it means.
 CAUSES = {
-    r"Error parsing message|protobuf parsing failed|DecodeError": "it is damaged, or no ONNX file",
+    r"Error parsing message|protobuf parsing failed|DecodeError": "it is damaged, or not an ONNX file",
     r"Fatal error: (\S+?)\(-?\d+\) is not a registered": "onnxruntime has no operator {0}",
     r"Could not find an implementation for (\S+?)\((\d+)\)": "onnxruntime has no implementation of {0} of opset {1}",
     r"(?:No Op registered for|No opset import for domain) (\S+)": "onnxruntime has no operator {0}",
@@ -256,13 +256,13 @@ def load(path: str) -> OnnxModel:
     constants = {tensor.name for tensor in file.graph.initializer}
     inputs = [value for value in file.graph.input if value.name not in constants]
     if not file.graph.node:
-        raise ModelError(f"{path} has no nodes: it is damaged, or no ONNX file")
+        raise ModelError(f"{path} has no nodes: it is damaged, or not an ONNX file")
     if len(inputs) != 1:
-        asked = f"{path} takes {counted(len(inputs), 'input')}, and hookscope gives it a batch of pictures"
-        raise ModelError(asked, ", ".join(map(_describe, inputs)), "export the part that takes pictures")
+        asked = f"{path} takes {counted(len(inputs), 'input')}, and hookscope gives it a batch of images"
+        raise ModelError(asked, ", ".join(map(_describe, inputs)), "export the part that takes images")
     tensor = inputs[0].type.tensor_type
     if len(tensor.shape.dim) != 4 or tensor.elem_type not in _DTYPES:
-        asked = f"{path} takes no pictures (N, C, H, W) in floating point"
+        asked = f"{path} takes no images (N, C, H, W) in floating point"
         raise ModelError(asked, f"it takes {_describe(inputs[0])}", "export it with such an input")
     return OnnxModel(path, OnnxGraph(file))
 

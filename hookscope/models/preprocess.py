@@ -56,17 +56,17 @@ class Preprocess(Shown):
         if isinstance(self.transforms, OwnTransforms):
             return self._own(self.transforms, frames[0]).to(self.device, self.dtype)
         if self.channels not in (1, 3):
-            asked = f"the model takes {self.channels} channels, and a picture has 3"
+            asked = f"the model takes {self.channels} channels, and an image has 3"
             do = (
                 "give ‹preprocess=function|--preprocess file.py:function›, whose "
-                f"function makes {self.channels} channels of a picture"
+                f"function makes {self.channels} channels of an image"
             )
             raise InputError(asked, do=do)
         try:
             tensor = self._values(self.transforms, frames)
         except (RuntimeError, ValueError, TypeError, MemoryError) as error:
             why = "it does not fit into memory" if is_out_of_memory(error) else error
-            raise InputError(f"cannot prepare a picture of {frames[0].size}: {why}") from error
+            raise InputError(f"cannot prepare an image of {frames[0].size}: {why}") from error
         return tensor.to(self.device, self.dtype)
 
     def _values(self, transforms: Transforms, frames: list[Image.Image]) -> Tensor:
@@ -193,14 +193,14 @@ class Preprocess(Shown):
         for name in chosen.keys() & {"mean", "std"}:
             if channels and len(chosen[name]) not in (1, channels):
                 count = counted(len(chosen[name]), "number")
-                asked = f"--{name} has {count}, and the input has {counted(channels, 'channel')}"
+                asked = f"‹{name}|--{name}› has {count}, and the input has {counted(channels, 'channel')}"
                 raise UsageError(asked, do="give one number, or one for each channel")
         return Normalisation(**chosen)
 
     def _refuse_parts(self, choice: PreprocessChoice, own: OwnTransforms) -> None:
         parts: dict[str, Any] = {"range": choice.range, "resize": choice.resize}
         parts |= {"mean": choice.mean} if own is self.transforms else {}
-        if given := [f"--{name}" for name, value in parts.items() if value is not None]:
+        if given := [f"‹{name}|--{name}›" for name, value in parts.items() if value is not None]:
             asked = f"{own.name} makes the whole input, so {given[0]} cannot change it"
             raise UsageError(asked, do=f"leave {given[0]} out, or add ‹preprocess='imagenet'|--preprocess imagenet›")
 

@@ -92,7 +92,7 @@ class QuantizedSource(ModelSource):
 
     def build(self, weights: WeightsChoice, seed: int, progress: Progress | None) -> LoadedModel:
         if self.text not in self.names():
-            do = "see `hookscope list-models 'quantized*'`"
+            do = "see ‹find_models('quantized*')|`hookscope list-models 'quantized*'`›"
             raise ModelError(f"no model '{self.text}'", nearest(self.text, self.names()), do)
         from hookscope.models.torchvision_builders import load_quantized
 
@@ -419,7 +419,7 @@ def find_source(model: str | ModelSource) -> ModelSource:
         raise ModelError(f"no model '{model}'", "a file needs a factory", "write path/to/file.py:factory")
     if os.path.isfile(f"{model}.py"):
         raise ModelError(f"no model '{model}'", do=f"write {model}.py")
-    raise ModelError(f"no model '{model}'", nearest(model, model_names()), "see `hookscope list-models`")
+    raise ModelError(f"no model '{model}'", nearest(model, model_names()), "see ‹find_models|`hookscope list-models`›")
 
 
 def model_names() -> tuple[str, ...]:

@@ -368,7 +368,7 @@ def quantize(loaded: LoadedModel) -> LoadedModel:
     with torch.no_grad():
         net(calibration_pictures(loaded))
     quantization.convert(net, inplace=True)
-    note = f"{loaded.name} is quantized here from float weights, with ranges of {_PICTURES} synthetic pictures"
+    note = f"{loaded.name} is quantized here from float weights, with ranges of {_PICTURES} synthetic images"
     return replace(loaded, notes=(*loaded.notes, note))
 
 

@@ -236,11 +236,11 @@ class OwnTransforms:
         except (Exception, SystemExit) as error:
             if is_not_of_users(error):
                 raise
-            raise InputError(f"{self.name} failed on a picture: {describe_error(error)}") from error
+            raise InputError(f"{self.name} failed on an image: {describe_error(error)}") from error
         if not isinstance(tensor, Tensor) or tensor.dim() not in (3, 4):
             shape = "x".join(map(str, getattr(tensor, "shape", ())))
             made = type(tensor).__name__ + (f" of {shape}" if shape else "")
-            raise InputError(f"{self.name} returned {made}", do="return a tensor (C, H, W) of one picture")
+            raise InputError(f"{self.name} returned {made}", do="return a tensor (C, H, W) of one image")
         tensor = tensor.as_subclass(Tensor)  # torchvision's v2 returns tensors of a class of its own
         return tensor if self.values is None else self.values(tensor.float())
 

@@ -70,9 +70,9 @@ def plan(
 ) -> Plan:
     """What one pass of ``net`` costs, or one step of training: memory, arithmetic and bytes moved, without running it.
 
-    The step runs on the meta device, where tensors have shapes and no values: what autograd keeps and when each tensor
-    is freed is what torch itself does. Two things are not counted: memory that a kernel needs while it runs, such as
-    the workspace of a convolution, and memory of the driver and the allocator of the device.
+    The step runs on the meta device, where tensors have shapes and no values: torch itself keeps and frees each tensor.
+    Two things are not counted: memory that a kernel needs while it runs, such as the workspace of a convolution, and
+    memory of the driver and the allocator of the device.
 
     Args:
         net: A MODEL argument as `load_model` takes it, a loaded model, or any eager module.

@@ -266,8 +266,8 @@ def check_categories(categories: Sequence[str], classes: int, what: str = "the m
 def one_picture(scores: Tensor) -> Tensor:
     """The scores ``(K,)`` of the only picture in ``(1, K)``, which must have at least one class."""
     if len(scores) != 1:
-        do = "call it for each picture; a model that gives several rows for one has no score for each class"
-        raise UsageError(f"expected one picture, got {len(scores)}", do=do)
+        do = "call it once for each image; a model that gives several rows for one has no score for each class"
+        raise UsageError(f"expected one image, got {len(scores)}", do=do)
     if not scores.shape[1]:
         raise ModelError("the model has no classes: its scores are empty", do=_INSTEAD)
     return scores[0]

@@ -299,6 +299,6 @@ def _mean_square(output: Any, what: str) -> Tensor:
         raise ModelError(
             f"{what} returned no numbers: there is nothing to differentiate",
             "a detector without detections returns none",
-            "try another picture or other weights",
+            "try another image or other weights",
         )
     return torch.cat([tensor.float() for tensor in numbers]).square().mean()

@@ -226,9 +226,9 @@ class BoxTarget(ScoreTarget):
     """A box that a detector found: why is it there?
 
     The number that is explained is the score of the box's class. Methods that change the image ask how well the changed
-    image still shows the box: the score of a detection of its class times their overlap (intersection over union), of
-    all detections the highest, as D-RISE does (Petsiuk et al., arXiv:2006.03204). A detection counts for the box of its
-    class that it overlaps most. Without ``fit`` it is the score alone, where the overlap is at least a half.
+    image still shows the box, as D-RISE does (Petsiuk et al., arXiv:2006.03204): the largest product of a detection's
+    score and its overlap (intersection over union), over the detections of this class. A detection counts for the box
+    of its class that it overlaps most. Without ``fit`` it is the score alone, where the overlap is at least a half.
 
     The gradient is of the score: at the box itself the overlap is at its maximum, which has no slope.
 
@@ -261,7 +261,7 @@ class BoxTarget(ScoreTarget):
     def objectives(self, output: Any, categories: ClassNames, what: str, size: Size | None = None) -> list[Objective]:
         images = detections(output, what)
         if len(images) != 1:
-            raise UsageError(f"expected one picture, got {len(images)}", do="call it for each picture")
+            raise UsageError(f"expected one image, got {len(images)}", do="call it once for each image")
         [picture], indices = images, (self.index,) if isinstance(self.index, int) else self.index
         for index in indices:
             if not 0 <= index < len(picture.scores):

@@ -214,10 +214,10 @@ def list_layers(
         ops: Whether operations that are not modules, such as `torch.relu` and ``+``, are calls too. Their type is the
             name of the function, and their name begins with the name of the module in which they run: ``block1::relu``.
 
-    Multiply-accumulates are half of the FLOPs that torch's formulas count for what each call computes itself, and
-    one for each value that a convolution adds its bias to. A row counts the layers inside it that have no row. With
-    ``all`` the numbers of all rows add up to the model's, and calls of blocks that compute beside the layers in
-    them have rows without an index.
+    Multiply-accumulates are half of the FLOPs that torch's formulas count for what each call computes itself, and one
+    for each value that a convolution adds its bias to. A row counts the layers inside it that have no row. With ``all``
+    the numbers of all rows add up to the model's. A block that computes something outside its layers has a row without
+    an index.
 
     Returns:
         Rows with index, name, type, call, order, shapes, params, MACs and a note; layers that did not run come last.

@@ -39,9 +39,9 @@ class Monitor(RunProgress):
     Where weights change without an optimizer of torch (fastai and Keras have their own), each backward pass counts as a
     step. In a sampled step, a script that lists the global hooks of torch sees hookscope's.
 
-    A sampled step of a tiny model takes several times as long as another. Code compiled by ``torch.compile`` is never
-    compiled again for the watching: a compiled part has a line for what it returns, the layers in it have lines with
-    the metrics of their parameters only, and compiled steps of optimizers count as other steps do.
+    A sampled step of a tiny model takes several times as long as another. Watching never compiles code of
+    ``torch.compile`` again. A compiled part has a line for what it returns; lines of the layers in it have only the
+    metrics of their parameters. Compiled steps of optimizers count too.
 
     The lines (and `rows`) have the fields: ``step``, ``time`` in seconds, ``loss`` (the mean over the backward passes
     of the step of the tensors that ``backward`` starts at, without the scale of a ``GradScaler``, and not divided by

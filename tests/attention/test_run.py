@@ -126,7 +126,7 @@ def test_tokens_without_a_position_have_no_map_and_are_left_out_unless_they_are_
     [found] = attention_maps(net, picture())
     assert (found.call.index, found.call.key, found.query) == (1, "#1", "mean of 3 queries")
     assert attention_maps(net, picture(), query=2)[0].values.shape == (1, 4, 6)
-    with pytest.raises(NoMapError, match=r"the keys of \(model\) have no positions in the picture"):
+    with pytest.raises(NoMapError, match=r"the keys of \(model\) have no positions in the image"):
         attention_maps(net, picture(), "0:")
     with pytest.raises(NoMapError, match="the queries of #1 have no positions; choose the mean, or the number"):
         attention_maps(net, picture(), query=(0.5, 0.5))
@@ -191,7 +191,7 @@ def test_a_model_without_attention_and_an_input_without_an_image_are_refused() -
         attention_maps(net, picture())
     with pytest.raises(UsageError, match="the input holds no tensor"):
         attention_maps(vit(), 3)
-    with pytest.raises(UsageError, match="expected one picture, got 2; call it for each picture"):
+    with pytest.raises(UsageError, match="expected one image, got 2; call it once for each image"):
         attention_maps(vit(), torch.cat([picture()] * 2))
 
 
@@ -334,7 +334,7 @@ def test_a_row_for_each_layer_has_a_map_for_each_head(monkeypatch: pytest.Monkey
     page, heading, rows = drawn(monkeypatch, [attention(), windows])
     assert heading.words[0] == "attention of 2 calls: class token" and heading.scale == "share of the map's highest"
     assert [len(row.panels) for row in rows] == [2, 10, 10]
-    assert rows[0].words == ["3  block.attn", "Attention, 2 heads of 2×2, class token, 10 % on no position"]
+    assert rows[0].words == ["3  block.attn", "Attention, 2 heads of 2×2, class token, 10 % on no patch"]
     assert "in 9 windows" in rows[1].words[1] and rows[2].words == ()
     assert rows[2].panels[9].words == ["head 19", "up to 0.9", "1 positions"]
     assert page.width < 12 * 150

@@ -103,7 +103,7 @@ def test_maps_of_other_layers_have_other_names_and_long_ones_are_cut(run: Run, h
 def test_calls_without_a_map_are_left_out_and_a_still_is_repeated_as_a_clip(run: Run) -> None:
     status, out, errors = run("cat.jpg", "--layer", "re:^(conv|fc)")
     assert (status, [row["layer"] for row in rows(out)]) == (0, ["conv1", "conv2"])
-    assert errors == "Note: cat.jpg: 1 call without a map left out: fc\n"
+    assert errors == "Note: cat.jpg: left out 1 call without a map: fc\n"
     status, out, errors = run("cat.jpg", "--raw", "x.npy", model="nets.py:Clip")
     [row], values = rows(out), np.load("x.npy")
     assert (status, row["shape"], list(values.shape)) == (0, [16, 32, 32], [16, 32, 32])
@@ -180,6 +180,6 @@ def test_a_clip_is_drawn_frame_by_frame_and_only_a_clip_is_an_animation(run: Run
     assert read_provenance(here / "out.png")["frames"] == 16
     status, out, _ = run("clip.webp", "--similar-to", "clip.webp", model="nets.py:volume", size="16x32x32")
     assert (status, rows(out)[0]["score"]) == (0, pytest.approx(1, abs=1e-6))  # all its frames are read
-    one_error(run("cat.jpg", "-o", "cat.gif"), 2, "cannot write cat.gif; nets.py:Small takes a picture: there are no")
+    one_error(run("cat.jpg", "-o", "cat.gif"), 2, "cannot write cat.gif; nets.py:Small takes an image: there are no")
     says = "cannot write cat.mp4; sheets are PNG files, of clips also .gif or .webp; name it .png, or give a folder"
     one_error(run("cat.jpg", "-o", "cat.mp4"), 2, says)

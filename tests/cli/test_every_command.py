@@ -235,8 +235,8 @@ def test_a_model_that_does_not_exist_has_near_misses(run: Run, command: str) -> 
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("none.jpg", "no picture 'none.jpg'"),
-        ("bad.jpg", "'bad.jpg' is not a picture"),
+        ("none.jpg", "no image 'none.jpg'"),
+        ("bad.jpg", "'bad.jpg' is not an image"),
         ("empty.jpg", "'empty.jpg' is empty"),
     ],
 )
@@ -260,7 +260,7 @@ def test_broken_pictures_are_named_and_the_others_done(run: Run, here: Path, com
     status, out, errors = run(command, "evil\x1b]0;x\n.jpg", "none.jpg", *others, *folder)
     assert (status, out) == (1, expected)
     lines = [line.split(";")[0] for line in errors.splitlines() if line.startswith("Error: ")]
-    assert lines == ["Error: 'evil\\x1b]0", "Error: no picture 'none.jpg'"]
+    assert lines == ["Error: 'evil\\x1b]0", "Error: no image 'none.jpg'"]
     assert [name for name in files(here) if "evil" not in name and ".lost." not in name] == pictures
 
 

@@ -79,8 +79,8 @@ def test_a_lost_image_is_a_line_and_no_shift_of_rows(run: Run, here: Path) -> No
     assert (status, rows(out)[0]["images"]) == (1, 2)
     lines = errors.splitlines()
     assert [line.split(";")[0] for line in lines[:2]] == [
-        "Error: 'bad.jpg' is not a picture that can be read",
-        "Error: no picture 'none.png'",
+        "Error: 'bad.jpg' is not an image that can be read",
+        "Error: no image 'none.png'",
     ]
     assert lines[2:] == ["Note: 2 of 4 images skipped: x.npz.lost.tsv names them"]
     assert (arrays("x.npz")["position"].tolist(), arrays("x.npz")["path"].tolist()) == ([0, 3], NAMES[:2])

@@ -157,7 +157,7 @@ def test_broken_images_are_named_and_the_others_inspected(run: Run, here: Path) 
     status, _, errors = run("bad\n.jpg", "cat.jpg", "none.png", "dog.png")
     assert (status, files(here)) == (1, ["bad\n.jpg", "cat-dog-nets.py-Small.html"])
     told = [line for line in errors.splitlines() if line.startswith("Error: ")]
-    assert len(told) == 2 and "'bad\\n.jpg' is not a picture" in told[0] and "no picture 'none.png'" in told[1]
+    assert len(told) == 2 and "'bad\\n.jpg' is not an image" in told[0] and "no image 'none.png'" in told[1]
     (here / "cat-dog-nets.py-Small.html").unlink()
     status, out, errors = run("bad\n.jpg", "none.png")
     assert (status, out, errors.count("Error: "), files(here)) == (1, "", 2, ["bad\n.jpg"])

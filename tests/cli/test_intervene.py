@@ -118,8 +118,7 @@ def test_channels_are_ablated_on_top_of_interventions_and_plotted(run: Run, net:
     rows = as_json(run, *words, command="ablate")
     assert len(rows) == 4 and all(row["score_drop"] == 0 for row in rows)
     assert (
-        run(*words, command="ablate")[2]
-        == "Note: the score is the same without any of these channels, with the changes of --at\n"
+        run(*words, command="ablate")[2] == "Note: none of these channels changes the score, with the changes of --at\n"
     )
     words = ["--layer", "conv2", "--at", "relu", "dropout", "--seed", "3"]
     assert as_json(run, *words, command="ablate") == as_json(run, *words, command="ablate")

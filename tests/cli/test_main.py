@@ -165,11 +165,11 @@ def test_nothing_is_run_afterwards_when_the_output_is_lost(run: Any, monkeypatch
             "run again with --traceback and report it",
         ),
         (OSError(28, "No space left on device"), 1, "Error: cannot write standard output: No space left on device"),
-        (MemoryError(), 1, "Error: out of memory; try a smaller picture, model or number of layers"),
+        (MemoryError(), 1, "Error: out of memory; try a smaller image, a smaller model or fewer layers"),
         (
             RuntimeError("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory: ..."),
             1,
-            "Error: out of memory; try a smaller picture, model or number of layers",
+            "Error: out of memory; try a smaller image, a smaller model or fewer layers",
         ),
         (
             ModuleNotFoundError("No module named 'torch'", name="torch"),

@@ -62,7 +62,7 @@ def test_the_noise_of_repeating_is_no_difference() -> None:
     answer = find_answer(calls, FLOAT, FLOAT)
     assert (answer.kind, answer.first, answer.same_before) == ("noise", "", 1)
     assert answer.sentence == (
-        "A and B are the same but for noise: relative L2 9e-07 at most, where the noise is 1e-07, and a"
+        "A and B are the same except for noise: relative L2 9e-07 at most, where the noise is 1e-07, and a"
         " difference is more than 10 times that."
     )
 

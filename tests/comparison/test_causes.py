@@ -79,7 +79,7 @@ def wrong(what: str) -> nn.Module:
         (other("pos", lambda pos: -pos), "parameters", "pos differs by 2: B's pos is A's with the sign flipped."),
         (other("pos", torch.zeros_like), "parameters", "pos differs by 1: B's pos is 0 everywhere."),
         (other("scale", lambda scale: 3 * scale), "parameters", "scale differs by 2: B's scale is A's times 3."),
-        (wrong("skip"), "unpaired", "A has ::add#1, and B has not."),
+        (wrong("skip"), "unpaired", "A has ::add#1, and B does not."),
         (wrong("scale"), "unpaired", "B has ::mul#1, and A has not."),
         (wrong("transpose"), "unpaired", "A has ::transpose"),
         (wrong("mean"), "layer", "A and B differ first at ::mean (::amax in B)"),
@@ -191,4 +191,4 @@ def test_a_file_with_nodes_that_nothing_uses_runs(tmp_path: Path) -> None:
     onnx.save(model, tmp_path / "lost.onnx")
     batch = torch.randn(4, 3, 16, 16, generator=torch.Generator().manual_seed(6))
     found = compare(deployed(), load_model(str(tmp_path / "lost.onnx")), batch)
-    assert found.answer.sentence.startswith("A has ::add, and B has not.")
+    assert found.answer.sentence.startswith("A has ::add, and B does not.")

@@ -118,9 +118,9 @@ def damaged() -> bytes:
 @pytest.mark.parametrize(
     ("data", "text"),
     [
-        (b"", "cannot read the picture: it is damaged, too large or no picture"),
-        (encode_png(image(), PROVENANCE)[:60], "cannot read the picture: it is damaged, too large or no picture"),
-        (damaged(), "cannot read the picture: it is damaged, too large or no picture"),
+        (b"", "cannot read the picture: it is damaged, too large or not an image"),
+        (encode_png(image(), PROVENANCE)[:60], "cannot read the picture: it is damaged, too large or not an image"),
+        (damaged(), "cannot read the picture: it is damaged, too large or not an image"),
         (png_with("Comment", "hookscope"), FOREIGN),
         (png_with("hookscope", "no json"), "the provenance in the picture is not JSON"),
         (png_with("hookscope", "[" * 100_000), "the provenance in the picture is not JSON"),

@@ -59,7 +59,7 @@ def test_classes_and_pictures_that_do_not_exist_are_refused(method: str) -> None
         ("top:0", UsageError, "bad target 'top:0'"),
     ):
         refuses(method, small(), picture(), error, text, target=target)
-    refuses(method, small(), torch.zeros(2, 3, 16, 16), UsageError, "expected one picture, got 2")
+    refuses(method, small(), torch.zeros(2, 3, 16, 16), UsageError, "expected one image, got 2")
 
 
 @pytest.mark.parametrize("method", ["gradcam", "gradient"])

@@ -402,7 +402,7 @@ def test_clips_have_a_map_of_each_frame() -> None:
     assert only(net, x).call.name == "relu"
     ablated = only(net, x, "conv", 1, "ablationcam").values
     assert ablated.shape == (4, 6, 8) and ablated.any()
-    with pytest.raises(UsageError, match="masks need one picture"):
+    with pytest.raises(UsageError, match="masks need one image"):
         class_activation_maps(net, x, method="scorecam")
 
 

@@ -318,9 +318,9 @@ NAN_SLOPE = Gives(lambda maps: (maps * 0).abs().mean((2, 3)).sqrt())  # the slop
 @pytest.mark.parametrize(
     ("inputs", "error", "text"),
     [
-        ((picture(), picture()), UsageError, "expected one picture (1, C, H, W)"),
-        ([picture()[0]] * 2, UsageError, "expected one picture (1, C, H, W)"),
-        ((), UsageError, "expected one picture (1, C, H, W)"),
+        ((picture(), picture()), UsageError, "expected one image (1, C, H, W)"),
+        ([picture()[0]] * 2, UsageError, "expected one image (1, C, H, W)"),
+        ((), UsageError, "expected one image (1, C, H, W)"),
         (picture()[0], UsageError, "of floating-point numbers, got 3x16x16 torch.float32; x[None] adds a batch axis"),
         ((picture()[0],), UsageError, "got 3x16x16"),
         (picture().to(torch.uint8), UsageError, "of floating-point numbers, got 1x3x16x16 torch.uint8"),

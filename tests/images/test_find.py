@@ -157,10 +157,10 @@ def refusal(*paths: object) -> str:
 def test_no_path_an_empty_folder_and_one_that_cannot_be_read_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(UsageError, match="no picture was given; name files or folders, or - for standard input"):
+    with pytest.raises(UsageError, match="no image was given; name files or folders, or - for standard input"):
         find_pictures([])
     (tmp_path / "nested").mkdir()
-    assert refusal(tmp_path) == f"no pictures in '{tmp_path}': the folder is empty; name a folder with pictures"
+    assert refusal(tmp_path) == f"no images in '{tmp_path}': the folder is empty; name a folder with images"
 
     def fail(path: str) -> None:
         raise PermissionError(13, "Permission denied", path)
@@ -175,7 +175,7 @@ def test_a_folder_without_pictures_lists_its_content(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("hello")
     (tmp_path / ".hidden").touch()
     line = refusal(tmp_path)
-    assert line.startswith(f"no pictures in '{tmp_path}'; it holds ")
+    assert line.startswith(f"no images in '{tmp_path}'; it holds ")
     assert "2 files" in line and "1 hidden name" in line and "such as HEIC (HEIF) in 'IMG_1.heic'" in line
     assert line.endswith("; name a folder with JPEG, PNG or similar files")
 
@@ -183,8 +183,8 @@ def test_a_folder_without_pictures_lists_its_content(tmp_path: Path) -> None:
 def test_missing_files_are_an_error_if_all_are_missing(tmp_path: Path) -> None:
     near = picture(tmp_path / "photo.png")
     wrong = str(tmp_path / "foto.png")
-    assert refusal(wrong) == f"no picture '{wrong}'; nearest: photo.png; check the path"
-    expected = f"none of the 2 pictures can be found; the first: no picture '{wrong}'; nearest: photo.png"
+    assert refusal(wrong) == f"no image '{wrong}'; nearest: photo.png; check the path"
+    expected = f"none of the 2 images can be found; the first: no image '{wrong}'; nearest: photo.png"
     assert refusal(wrong, "b.png").startswith(expected)
     assert find_pictures([wrong, near]) == [wrong, near]
     assert find_pictures([wrong, "-"]) == [wrong, "-"]
@@ -237,7 +237,7 @@ def test_a_remote_folder_is_walked_by_name(memory: bytes, folder: str) -> None:
     names = ["a/10.png", "a/2.JPG", "b.png", "c.png"]
     assert find_pictures([folder]) == [f"memory://photos/{name}" for name in names]
     assert find_pictures([folder], limit=2) == [f"memory://photos/{name}" for name in names[::2]]
-    with pytest.raises(ImageError, match="no pictures in 'memory://texts'"):
+    with pytest.raises(ImageError, match="no images in 'memory://texts'"):
         find_pictures(["memory://texts"])
 
 
@@ -263,7 +263,7 @@ def test_folders_of_this_machine_have_a_scheme_and_pyarrow_reads_where_fsspec_la
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("memory://photos/none.png", "no picture 'memory://photos/none.png'; check the path"),
+        ("memory://photos/none.png", "no image 'memory://photos/none.png'; check the path"),
         ("nosuch://a/b.png", "'nosuch://a/b.png' cannot be read: Protocol not known: nosuch; check the address"),
     ],
 )

@@ -231,9 +231,7 @@ def test_a_picture_with_damaged_exif_is_read_without_a_warning(exif):
 
 def test_exif_that_cannot_be_parsed_is_a_note():
     text = chunk(b"tEXt", b"Raw profile type exif\0\nexif\n4\nno hexadecimal")
-    assert read_picture(png(1, 1, 8, 0, b"\0\7", text)).notes == (
-        "EXIF data cannot be read: the picture is not rotated",
-    )
+    assert read_picture(png(1, 1, 8, 0, b"\0\7", text)).notes == ("EXIF data cannot be read: the image is not rotated",)
 
 
 def scaled(values, low, high):
@@ -465,7 +463,7 @@ def test_frames_are_spread_from_first_to_last(form, count, taken):
 def test_a_still_is_repeated_and_an_mpo_has_a_second_picture():
     picture = read_picture(encoded(quarters(), "PNG"), frames=3)
     assert [np.array_equal(np.asarray(frame), quarters()) for frame in picture.frames] == [True] * 3
-    assert picture.notes == ("a still picture, repeated 3 times",)
+    assert picture.notes == ("a still image, repeated 3 times",)
     content = encoded(
         Image.new("RGB", (6, 4), RED), "MPO", save_all=True, append_images=[Image.new("RGB", (6, 4), BLUE)]
     )
@@ -542,21 +540,21 @@ def test_a_file_that_is_too_long_is_not_read_and_an_endless_stream_ends(tmp_path
             return bytes(size)
 
     monkeypatch.setattr(images, "MAX_BYTES", 5 << 20)
-    assert "is too long for a picture; the limit is 5,242,880 bytes" in refusal(Endless())
+    assert "is too long for an image; the limit is 5,242,880 bytes" in refusal(Endless())
     monkeypatch.setattr(sys, "stdin", SimpleNamespace(isatty=lambda: False, buffer=Endless()))
     assert "is too long" in refusal("-")
 
 
 UNREADABLE = {
-    "hollyday.jpg": "no picture '{path}'; nearest: holiday.jpg; check the path",
-    "none/a.jpg": "no picture '{path}'; there is no folder '{folder}/none'; check the path",
-    "folder": "'{path}' is a folder, not a picture; name a picture in it",
+    "hollyday.jpg": "no image '{path}'; nearest: holiday.jpg; check the path",
+    "none/a.jpg": "no image '{path}'; there is no folder '{folder}/none'; check the path",
+    "folder": "'{path}' is a folder, not an image; name an image in it",
     "loop": f"'{{path}}' cannot be read: {os.strerror(errno.ELOOP)}",
-    "broken": "no picture '{path}'; it is a symbolic link to 'gone.png', which is missing; repair the link",
+    "broken": "no image '{path}'; it is a symbolic link to 'gone.png', which is missing; repair the link",
     "a" * 5000: f"'{{path}}' cannot be read: {os.strerror(errno.ENAMETOOLONG)}",
     "a\0b.png": "'{folder}/a\\x00b.png' cannot be read: embedded null byte",
-    "\x1b[31m\n": "no picture '{folder}/\\x1b[31m\\n'; check the path",
-    "empty.png": "'{path}' is empty; save or download the picture again",
+    "\x1b[31m\n": "no image '{folder}/\\x1b[31m\\n'; check the path",
+    "empty.png": "'{path}' is empty; save or download the image again",
 }
 
 
@@ -571,7 +569,7 @@ def test_a_file_that_cannot_be_read_says_why(tmp_path, name):
 
 
 def test_empty_paths_addresses_and_files_that_the_system_refuses_to_open(monkeypatch):
-    assert refusal("").startswith("no picture ''")
+    assert refusal("").startswith("no image ''")
     assert "curl -L" in refusal("https://example.org/a.jpg")
 
     def refuse(path, mode):
@@ -586,9 +584,9 @@ def test_standard_input_that_cannot_be_read(monkeypatch):
     closed.close()
     terminal.isatty = lambda: True
     for stream, line in [
-        (None, "no picture on standard input: it is closed; give a file, or pipe one in"),
+        (None, "no image on standard input: it is closed; give a file, or pipe one in"),
         (closed, "'-' cannot be read: I/O operation on closed file."),
-        (terminal, "no picture on standard input: it is the terminal; give a file, or pipe one in"),
+        (terminal, "no image on standard input: it is the terminal; give a file, or pipe one in"),
     ]:
         monkeypatch.setattr(sys, "stdin", stream)
         assert refusal("-") == line
@@ -625,7 +623,7 @@ def archive(name):
 )
 def test_a_file_of_another_kind_is_named(content, words):
     line = refusal(content, name="a.jpg")
-    assert line.startswith(f"'a.jpg' is not a picture that can be read; it holds {words}")
+    assert line.startswith(f"'a.jpg' is not an image that can be read; it holds {words}")
     assert line.endswith("; give a JPEG, PNG or similar file")
 
 
@@ -641,7 +639,7 @@ def test_an_eps_starts_no_interpreter(monkeypatch):
 
     monkeypatch.setattr(subprocess, "Popen", forbidden)
     line = refusal(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\nshowpage\n")
-    assert "not a picture that can be read" in line
+    assert "not an image that can be read" in line
 
 
 @pytest.mark.parametrize("form", ["JPEG", "PNG", "GIF", "WEBP", "BMP", "TIFF", "PPM"])
@@ -650,7 +648,7 @@ def test_cut_short(form):
     content = encoded(noise, form)
     for part in (0.3, 0.6, 0.9):
         line = refusal(content[: int(len(content) * part)], name="a")
-        assert line.startswith(("'a' cannot be decoded: ", "'a' is not a picture that can be read; it begins like "))
+        assert line.startswith(("'a' cannot be decoded: ", "'a' is not an image that can be read; it begins like "))
 
 
 @pytest.mark.parametrize(

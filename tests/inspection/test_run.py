@@ -425,7 +425,7 @@ class TestErrors:
     def test_images_files_and_layers_that_do_not_exist_are_refused(self):
         with pytest.raises(UsageError, match="there is no image"):
             inspect(in_place(), [])
-        with pytest.raises(ImageError, match="no picture"):
+        with pytest.raises(ImageError, match="no image"):
             inspect(in_place(), "nothing.png")
         with pytest.raises(LayerError, match="no layer 'conv9'"):
             inspect(in_place(), noise(), "conv9")

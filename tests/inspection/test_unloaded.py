@@ -236,7 +236,7 @@ def test_filters_of_one_length_and_filters_that_are_nearly_one_are_named() -> No
     net[2].weight.data /= net[2].weight.data.flatten(1).norm(dim=1)[:, None, None, None] / 8
     net[4].weight.data = net[4].weight.data.mean(0) * 3 + 0.2 * net[4].weight.data
     assert named() == [
-        ("2.weight", "all its filters have the same length, 8"),
+        ("2.weight", "all its filters have the same norm, 8"),
         ("4.weight", "its filters are nearly the same"),
     ]
 
@@ -273,4 +273,4 @@ def test_fixed_filters_teachers_and_counters_are_no_fault() -> None:
     net.forward = lambda x: single(net[4](net[3](net[2](net[1](net[0](x))))))
     net.single = single
     findings = network_findings(evidence_of(net, torch.randn(2, 8, 9, 9)))
-    assert not [each for each in findings if each.finding == "copied-weights" or "same length" in each.evidence]
+    assert not [each for each in findings if each.finding == "copied-weights" or "same norm" in each.evidence]

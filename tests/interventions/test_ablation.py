@@ -404,7 +404,7 @@ def test_halves_and_inference_mode() -> None:
         ({"layers": "idle*"}, LayerError, "did not run"),
         ({"layers": "count"}, NoMapError, "the output of count has no channels"),
         ({"layers": "coun*"}, NoMapError, "the output of count has no channels"),
-        ({"inputs": torch.zeros(2, 3, 8, 8)}, UsageError, "expected one picture, got 2"),
+        ({"inputs": torch.zeros(2, 3, 8, 8)}, UsageError, "expected one image, got 2"),
         ({"batch_size": 0}, UsageError, "batch size must be an integer of at least 1, not 0"),
         ({"inputs": PICTURE * torch.inf}, InputError, "not finite"),
     ],

@@ -155,7 +155,7 @@ def test_video_models_get_clips(tmp_path: Path, workers: int) -> None:
     assert torch.equal(batch.inputs[0][0], loaded.preprocess(read_picture(paths[0], frames=4).frames))
     assert log.notes == [
         (paths[0], "frames 1, 4, 7, 10 of 10"),
-        (paths[1], "a still picture, repeated 4 times"),
+        (paths[1], "a still image, repeated 4 times"),
     ]
 
 
@@ -172,7 +172,7 @@ def test_unusable_pictures_are_reported_in_order_with_and_without_workers(tmp_pa
     first, second = (log.load(net(), paths, 4, workers) for log, workers in ((here, 0), (there, 2)))
     assert [batch.positions for batch in first] == [(1, 2), (5, 6, 7), (8,)]
     assert [(position, name) for position, name, _ in here.skipped] == [(n, paths[n]) for n in (0, 3, 4, 9)]
-    words = ["cannot be decoded", "is not a picture", "no picture", "is a folder, not a picture"]
+    words = ["cannot be decoded", "is not an image", "no image", "is a folder, not an image"]
     for (_, name, line), word in zip(here.skipped, words, strict=True):
         assert name in line and word in line
     assert (here.skipped, here.notes) == (there.skipped, there.notes)
@@ -203,7 +203,7 @@ def test_by_default_a_lost_picture_raises_and_a_note_warns(tmp_path: Path, worke
     Image.new("RGBA", (8, 8), (0, 0, 0, 0)).save(clear)
     with pytest.warns(ImageWarning, match=r"new\\nline.png: transparency composited on white"):
         assert len(list(load_batches(net(), [str(clear)], workers=workers))) == 1
-    with pytest.raises(ImageError, match=r"no picture 'missing\.png'"):
+    with pytest.raises(ImageError, match=r"no image 'missing\.png'"):
         list(load_batches(net(), [*photographs(tmp_path, 3), "missing.png"], workers=workers))
 
 
@@ -228,7 +228,7 @@ def test_no_standard_input(tmp_path: Path, workers: int, monkeypatch: pytest.Mon
         log = Log()
         (batch,) = log.load(net(), ["-", *photographs(tmp_path, 1)], workers=workers)
         assert batch.positions == (1,)
-        assert log.skipped[0][2] == f"no picture on standard input: it is {word}; give a file, or pipe one in"
+        assert log.skipped[0][2] == f"no image on standard input: it is {word}; give a file, or pipe one in"
 
 
 @WORKERS

@@ -221,7 +221,7 @@ def test_a_checkpoint_of_lightning(tmp_path: Path) -> None:
     assert label == "checkpoints/epoch=0-step=1.ckpt"
     assert notes == [
         f"{label}: keys had the prefix model.: taken off",
-        f"{label}: 1 key without this prefix left out: class_weight",
+        f"{label}: left out 1 key without this prefix: class_weight",
     ]
     assert same_values(model, task.model.state_dict())
 

@@ -83,20 +83,20 @@ def test_a_prefix_is_found_taken_off_and_named(load: Callable[..., Any], prefix:
         (
             {**prefixed("model.", values()), "loss.weight": torch.ones(4)},
             "",
-            ["keys had the prefix model.: taken off", "1 key without this prefix left out: loss.weight"],
+            ["keys had the prefix model.: taken off", "left out 1 key without this prefix: loss.weight"],
         ),
         # keys that fit go before a copy with a prefix
         (
             {**prefixed("ema.", values(2)), **values()},
             "",
-            ["16 keys that the model does not have left out: ema.stem.0.weight, "],
+            ["left out 16 keys that the model does not have: ema.stem.0.weight, "],
         ),
         (
             {**prefixed("student.", values()), **prefixed("teacher.", values(2))},
             "",
             [
                 "keys had the prefix student.: taken off",
-                "16 keys without this prefix left out: teacher.stem.0.weight, ",
+                "left out 16 keys without this prefix: teacher.stem.0.weight, ",
             ],
         ),
     ],

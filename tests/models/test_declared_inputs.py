@@ -217,15 +217,15 @@ REFUSED = {
     "no function": ("make = net\nmodel_inputs = 3", "model_inputs in nets.py is not a function but int"),
     "preprocess fails": (
         "make = net\ndef preprocess(picture): return 1 / 0",
-        "preprocess of nets.py failed on a picture: ZeroDivisionError: division by zero",
+        "preprocess of nets.py failed on an image: ZeroDivisionError: division by zero",
     ),
     "preprocess ends the program": (
         "make = net\ndef preprocess(picture): raise SystemExit(0)",
-        "preprocess of nets.py failed on a picture: SystemExit: 0",
+        "preprocess of nets.py failed on an image: SystemExit: 0",
     ),
     "no tensor": (
         "make = net\npreprocess = lambda picture: [1]",
-        "preprocess of nets.py returned list; return a tensor (C, H, W) of one picture",
+        "preprocess of nets.py returned list; return a tensor (C, H, W) of one image",
     ),
     "no such keyword": (
         "make = net\nmodel_inputs = lambda pictures: {'nope': pictures}",
@@ -250,7 +250,7 @@ def test_an_error_names_what_the_file_should_declare(declare, lines, message):
 
 def test_a_photograph_does_not_become_five_channels_by_itself(declare):
     net = load_model(declare("def make(): return net(5)\ninput_size = (5, 24, 24)"), device="cpu")
-    with pytest.raises(HookscopeError, match="takes 5 channels, and a picture has 3; give preprocess=function"):
+    with pytest.raises(HookscopeError, match="takes 5 channels, and an image has 3; give preprocess=function"):
         net.prepare(read_picture(str(CAT)))
     own = "def make(): return net(5)\npreprocess = lambda p: T.functional.to_tensor(p.resize((9, 9)))[[0, 1, 2, 0, 1]]"
     net = load_model(declare(own), device="cpu")

@@ -295,7 +295,7 @@ def test_its_answers_are_near_those_of_the_float_model(float_net: LoadedModel, q
 
 
 def test_it_says_that_it_was_quantized_here(quantized: LoadedModel) -> None:
-    said = f"quantized:{NAME} is quantized here from float weights, with ranges of 8 synthetic pictures"
+    said = f"quantized:{NAME} is quantized here from float weights, with ranges of 8 synthetic images"
     assert (quantized.name, quantized.weights) == (f"quantized:{NAME}", "random (seed 3)")
     assert quantized.notes == (said,)
 

@@ -105,7 +105,7 @@ def test_functions_and_transforms_prepare_the_pictures() -> None:
     divide = torch.tensor([0.1, 0.2, 0.4])[:, None, None]
     assert torch.allclose(net.preprocess(picture), (small(picture) - 0.5) / divide)
     assert net.preprocess.describe() == "preprocess small, mean 0.5, std 0.1 0.2 0.4"
-    with pytest.raises(UsageError, match="preprocess small makes the whole input, so --resize cannot change it"):
+    with pytest.raises(UsageError, match="preprocess small makes the whole input, so resize cannot change it"):
         load_model("squeezenet1_1", weights="none", preprocess=small, resize="pad")
 
 
@@ -270,7 +270,7 @@ def test_a_builder_that_warns_is_quiet() -> None:
 def test_wrong_arguments_are_refused() -> None:
     with pytest.raises(UsageError, match="model must be a name, not Conv2d"):
         load_model(torch.nn.Conv2d(3, 1, 1))  # type: ignore[arg-type]
-    with pytest.raises(UsageError, match="keeps the picture's own size"):
+    with pytest.raises(UsageError, match="keeps the image's own size"):
         load_model("squeezenet1_1", weights="none", preprocess="none", input_size=(64, 64))
 
 
@@ -351,7 +351,7 @@ def test_models_of_volumes_take_any_depth_and_number_of_channels() -> None:
 def test_a_depth_is_for_models_of_volumes() -> None:
     check_size(volumes(), (7, 20, 24))
     check_size(nn.Conv2d(3, 4, 3), (20, 24))
-    with pytest.raises(UsageError, match="an input of 7x20x24 has a depth, and Conv2d takes pictures"):
+    with pytest.raises(UsageError, match="an input of 7x20x24 has a depth, and Conv2d takes images"):
         check_size(nn.Conv2d(3, 4, 3), (7, 20, 24))
 
 
@@ -359,7 +359,7 @@ def test_the_depth_of_a_loaded_model_is_that_of_its_clips() -> None:
     net = load_model("r3d_18", weights="none", device="cpu", input_size=(5, 32, 40))
     assert net.preprocess.input_shape == (3, 5, 32, 40)
     assert net.preprocess(Image.new("RGB", (64, 48))).shape == (3, 5, 32, 40)
-    with pytest.raises(UsageError, match="ResNet takes pictures"):
+    with pytest.raises(UsageError, match="ResNet takes images"):
         load_model("resnet18", weights="none", device="cpu", input_size=(5, 32, 40))
 
 
@@ -408,5 +408,5 @@ def test_pictures_of_different_shapes_make_no_batch() -> None:
     with pytest.raises(InputError, match="do not stack; 3x4x5, 3x6x7; make batches of one shape"):
         as_batch("classification", [torch.zeros(3, 4, 5), torch.zeros(3, 6, 7)])
     for family in ("classification", "detection"):
-        with pytest.raises(InputError, match="a batch needs at least one picture"):
+        with pytest.raises(InputError, match="a batch needs at least one image"):
             as_batch(family, [])

@@ -109,7 +109,7 @@ NONSENSE: dict[str, list[Any]] = {
     "mean is not three numbers": [WHOLE | {"mean": [0.5, 0.5, *wrong]} for wrong in ([], [float("nan")], [10**400])],
     "std is not three numbers above 0": [WHOLE | {"std": wrong} for wrong in ([1, 1, 0], [True] * 3)],
     "accuracy is not a share between 0 and 1": [WHOLE | {"accuracy": wrong} for wrong in (98.15, None)],
-    "held_out is not a number of pictures": [WHOLE | {"held_out": 0.5}],
+    "held_out is not a number of images": [WHOLE | {"held_out": 0.5}],
 }
 
 

@@ -229,17 +229,17 @@ def of(nodes: list[Any], takes: dict[str, Any] = PICTURE) -> Callable[[Path], An
     [
         (
             two_inputs,
-            r"takes 2 inputs, .*; x \(float, nx3x8x8\), ids \(int64, n\); export the part that takes pictures",
+            r"takes 2 inputs, .*; x \(float, nx3x8x8\), ids \(int64, n\); export the part that takes images",
         ),
         (
             of(conv(), {"x": (TensorProto.INT64, ["n", 3, 8, 8])}),
-            r"takes no pictures .*; it takes x \(int64, nx3x8x8\)",
+            r"takes no images .*; it takes x \(int64, nx3x8x8\)",
         ),
-        (of([helper.make_node("Identity", ["x"], ["y"])], {"x": (FLOAT, ["n", 5])}), r"takes no pictures .*x \(float"),
+        (of([helper.make_node("Identity", ["x"], ["y"])], {"x": (FLOAT, ["n", 5])}), r"takes no images .*x \(float"),
         (of(conv(op="Bar", domain="com.foo")), "onnxruntime has no operator com.foo:Bar"),
         (of(conv(op="Konv")), "onnxruntime has no operator Konv"),
-        (truncated, "it is damaged, or no ONNX file"),
-        (lambda path: path.write_text("not a model"), "it is damaged, or no ONNX file"),
+        (truncated, "it is damaged, or not an ONNX file"),
+        (lambda path: path.write_text("not a model"), "it is damaged, or not an ONNX file"),
         (lambda path: path.write_bytes(b""), "has no nodes: it is damaged"),
     ],
 )
@@ -328,7 +328,7 @@ def test_another_input_and_other_weights_are_refused(program: str, tmp_path: Pat
     with pytest.raises(UsageError, match="holds its own weights"):
         load_model(program, weights="other.pth")
     flat = nn.Linear(4, 2).eval()
-    with pytest.raises(ModelError, match=r"does not take one batch of pictures .*; it takes float32 2x4"):
+    with pytest.raises(ModelError, match=r"does not take one batch of images .*; it takes float32 2x4"):
         load_model(to_pt2(flat, tmp_path / "flat.pt2", size=(2, 4), free=False))
 
 

@@ -142,26 +142,26 @@ def test_choices_are_what_torchvision_and_pillow_compute(
 
 
 WRONG_CHOICES = [
-    ({"mean": "0.5"}, "--mean needs --std; add --std 1"),
+    ({"mean": "0.5"}, "mean needs std; give both"),
     ({"std": "0.5"}, "--std needs --mean; add --mean 0"),
     (
         {"mean": "0.5,0.5", "std": "1"},
-        "--mean has 2 numbers, and the input has 3 channels; give one number",
+        "mean has 2 numbers, and the input has 3 channels; give one number",
     ),
     (
         {"mean": "half", "std": "1"},
-        "--mean 'half' is not a list of numbers; give one number, or one for each channel, such as 0.48",
+        "mean 'half' is not a list of numbers; give one number, or one for each channel, such as 0.48",
     ),
-    ({"mean": "0", "std": "0"}, "--std '0' is not a list of numbers above 0"),
-    ({"mean": "nan", "std": "1"}, "--mean 'nan' is not a list of numbers"),
+    ({"mean": "0", "std": "0"}, "std '0' is not a list of numbers above 0"),
+    ({"mean": "nan", "std": "1"}, "mean 'nan' is not a list of numbers"),
     ({"range": "1..0"}, "range '1..0' is not a range; write LOW..HIGH, such as 0..1, -1..1 or 0..255"),
     ({"range": "255"}, "range '255' is not a range"),
     ({"resize": "crop"}, "no resize 'crop'; there are shorter, stretch, pad and shorter:PIXELS"),
     ({"resize": "shorter:0"}, "no resize 'shorter:0'"),
     ({"preprocess": "imagnet"}, "no preprocessing 'imagnet'; there are weights, imagenet, half, stretch, none and"),
     ({"preprocess": 3}, "no preprocessing '3'"),
-    ({"preprocess": "none", "resize": "pad"}, "preprocess='none' keeps the picture's own size; leave resize"),
-    ({"preprocess": "none", "size": (8, 8)}, "preprocess='none' keeps the picture's own size; leave an input size out"),
+    ({"preprocess": "none", "resize": "pad"}, "preprocess='none' keeps the image's own size; leave resize"),
+    ({"preprocess": "none", "size": (8, 8)}, "preprocess='none' keeps the image's own size; leave an input size out"),
     ({"preprocess": "stretch", "resize": "pad"}, "preprocess='stretch' contradicts resize pad"),
 ]
 
@@ -250,7 +250,7 @@ def test_grey_models_get_the_luminance(photograph: Image.Image) -> None:
     assert torch.allclose(tensor, T.Compose(steps)(photograph), atol=1e-6)
     assert prepare.describe() == "grey, stretch 28x28, mean 0.1307, std 0.3081"
     assert (prepare.denormalise(tensor).size, prepare.denormalise(tensor).mode) == ((28, 28), "RGB")
-    with pytest.raises(UsageError, match="--mean has 3 numbers, and the input has 1 channel; give one number"):
+    with pytest.raises(UsageError, match="mean has 3 numbers, and the input has 1 channel; give one number"):
         usual.changed(PreprocessChoice.parse(mean="1,2,3", std="1"))
 
 
@@ -259,7 +259,7 @@ def test_a_picture_of_four_channels_or_beyond_the_memory_is_an_input_error() -> 
         raise MemoryError
 
     for transforms, words in ((imagenet_transforms(), ""), (Transforms(full), ": it does not fit into memory")):
-        with refused(InputError, f"cannot prepare a picture of (20, 30){words}", part="begins"):
+        with refused(InputError, f"cannot prepare an image of (20, 30){words}", part="begins"):
             Preprocess("classification", transforms)(Image.new("RGBA", (20, 30)))
 
 

@@ -48,7 +48,7 @@ def test_the_names_are_those_of_torchvision_and_the_bundled_ones() -> None:
 
 
 def test_an_unknown_name_lists_the_nearest() -> None:
-    with pytest.raises(ModelError, match="no model 'shape'; nearest: shapes; see `hookscope list-models`"):
+    with pytest.raises(ModelError, match="no model 'shape'; nearest: shapes; see find_models"):
         find_source("shape")
     with pytest.raises(ModelError, match=r"a file needs a factory; write path/to/file\.py:factory"):
         find_source("own/net")

@@ -73,7 +73,7 @@ def test_a_picture_or_a_model_that_does_not_fit_is_refused(net: LoadedModel, pic
     flow = dataclasses.replace(net, family="optical_flow", name="raft")
     with pytest.raises(ModelError, match="raft gives the flow of pixels, no score for each class; capture"):
         predict(flow, [picture])
-    with pytest.raises(UsageError, match="expected one picture, got 2"):
+    with pytest.raises(UsageError, match="expected one image, got 2"):
         predict(dataclasses.replace(net, model=Function(lambda x: x.new_zeros(2, 3)), categories=None), [picture])
     with pytest.raises(ModelError, match="the model has no classes: its scores are empty; capture, measure_images"):
         predict(dataclasses.replace(net, model=Function(lambda x: x.new_zeros(1, 0)), categories=None), [picture])
@@ -187,7 +187,7 @@ def test_the_scores_of_the_only_picture_stay_in_the_graph() -> None:
     only = one_picture(scores * 2)
     assert only.tolist() == [2, 6] and only.requires_grad
     for count in (0, 7):
-        with pytest.raises(UsageError, match=f"^expected one picture, got {count}; call it for each picture; a model"):
+        with pytest.raises(UsageError, match=f"^expected one image, got {count}; call it once for each image; a model"):
             one_picture(torch.zeros(count, 3))
 
 

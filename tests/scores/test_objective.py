@@ -261,7 +261,7 @@ def test_the_mean_square_is_of_every_number_and_asks_for_no_class() -> None:
         (Loss("score"), [{"boxes": torch.zeros(2, 4)}], ModelError, "the model gives boxes"),
         (Loss("cross-entropy"), torch.zeros(1, 2, 4, 4), ModelError, "no score for each class"),
         (Loss("mse"), [{"boxes": torch.zeros(0, 4)}], ModelError, "returned no numbers"),
-        (Loss("score"), torch.zeros(2, 3), UsageError, "expected one picture, got 2"),
+        (Loss("score"), torch.zeros(2, 3), UsageError, "expected one image, got 2"),
         (
             lambda output: output,
             LOGITS,

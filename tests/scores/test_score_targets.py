@@ -207,7 +207,7 @@ def test_ultralytics_models_without_overlaps_are_read() -> None:
         (1, [found((7, 0.5, 0, 0, 1, 1))], TargetError, "no box 1; the detector finds 1 box: box:0 class 7 (0.5)"),
         (6, [found(*[(1, 0.5, 0, 0, 1, 1)] * 6)], TargetError, "box:4 cat (0.5), ..."),
         (0, [found()], TargetError, "no box 0; the detector finds no box in this image"),
-        (0, STREET * 2, HookscopeError, "expected one picture, got 2"),
+        (0, STREET * 2, HookscopeError, "expected one image, got 2"),
         (0, torch.ones(1, 3), ModelError, "the detector gives 1x3 values, no boxes with classes and scores"),
         (0, {"out": torch.ones(1, 3, 4, 4)}, ModelError, "no boxes with classes and scores"),
         (0, [], ModelError, "no boxes with classes and scores"),

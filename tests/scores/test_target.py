@@ -305,7 +305,7 @@ def test_a_point_is_one_pixel_and_a_mask_is_as_it_is(tmp_path: Path) -> None:
         ("0,4", "the point 0,4 is outside the image; x is 0 to 4, y 0 to 3"),
         ("small.png", "small.png is 2x2, and the image 5x4; give a mask of the image's size"),
         ("empty.png", "empty.png is empty; all its pixels are 0; make the pixels of the region white"),
-        ("none.png", "no picture"),
+        ("none.png", "no image"),
         ("1,2,3", "bad point '1,2,3'; write X,Y: column and row of a pixel, from 0"),
         ("-1, 2.5", "bad point '-1, 2.5'"),
     ],

@@ -91,14 +91,14 @@ class Ablate(OfImage):
             write_plot(self.plot, figure, drawing.Origin.of(net, *self.read_images).facts())
         if ablation.skipped:
             skipped = counted(len(ablation.skipped), "call")
-            note(f"Note: {skipped} without channels left out: {listed(ablation.skipped, 3)}")
+            note(f"Note: left out {skipped} without channels: {listed(ablation.skipped, 3)}")
         if ablation.channels and all(channel.score_drop == 0 for channel in ablation.channels):
             also = ", with the changes of --at" if self.changes else ""
-            note(f"Note: the score is the same without any of these channels{also}")
+            note(f"Note: none of these channels changes the score{also}")
         shown, prediction = ablation.channels[: self.top], ablation.prediction
         name, count = f"{prediction.index} {prediction.label or ''}".strip(), counted(len(ablation.channels), "channel")
         totals = [
-            f"{len(shown)} of {count}, ranked by the score of {name} that is lost without each",
+            f"{len(shown)} of {count}, ranked by how much of the score of {name} is lost without each",
             f"score with all channels: {prediction.score:.4g}",
         ]
         rows = [COLUMNS.row(channel, place=place, weights=net.weights) for place, channel in enumerate(shown, 1)]

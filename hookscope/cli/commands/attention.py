@@ -66,7 +66,7 @@ class Attention(PictureCommand):
         metavar="QUERY",
         parse=_parse_query,
     )
-    head_mean: bool = option("Draw the mean of the heads before them.")
+    head_mean: bool = option("Also draw the mean of the heads, at the left.")
     one_scale: bool = option("Give all maps of a page one scale, so that heads and layers can be compared.")
     output: str | None = shared.output_option("page")
     cmap: str | None = shared.colour_map_option("Any matplotlib colour map.  [default: inferno]")

@@ -160,7 +160,7 @@ def _maps(
             on_skip=lambda call, error: skipped.append(call.key),
         )
     if skipped:
-        explanation.note(f"{counted(len(skipped), 'call')} without a map left out: {listed(skipped, 3)}")
+        explanation.note(f"left out {counted(len(skipped), 'call')} without a map: {listed(skipped, 3)}")
     return maps
 
 

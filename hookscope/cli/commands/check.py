@@ -44,8 +44,8 @@ class Check(Measuring):
     functions and the model. The summary says how many calls were checked against which limit.
 
     --reference compares every module with what it did when the reference was saved, and the images with the images of
-    the reference. The first call that left its range breaks the limit; with --max-shift or --max-dead-more, each call
-    beyond the number does.
+    the reference. The first call that left its range breaks the limit; with --max-shift or --max-dead-more, every call
+    beyond the limit breaks it.
 
     A value that cannot be measured also breaks a limit, and the row gives the reason: NaN, a chosen layer that did not
     run or returned nothing, too many channels for a rank, or no call with such a value. --allow-unmeasured allows this.

@@ -145,12 +145,12 @@ class Compare(RowCommand, ImageList, BatchOptions):
     Calls of A and B are paired by name, by order and type, or by --map.
 
     The answer comes first: the first call that differs by more than noise, and the cause that the numbers show. Noise
-    is how far A is from itself when it runs again, and when its input changes by rounding. A difference is more than
-    ten times the noise.
+    is how far A is from itself when it runs again, and when its input changes by rounding. Only more than ten times the
+    noise counts as a difference.
 
     A table has the pairs that differ most; json and ndjson also have the answer, calls without a partner and images
-    that changed class. With --max-relative, --min-cosine or --min-agreement the exit status is 3 when a pair breaks a
-    limit or could not be compared.
+    that changed class. --max-relative, --min-cosine and --min-agreement set limits: the exit status is 3 when a pair
+    breaks one or could not be compared.
     """
 
     fields_told = comparison.PAIRS
@@ -186,7 +186,7 @@ class Compare(RowCommand, ImageList, BatchOptions):
     min_cosine: float | None = option(
         "Smallest allowed cosine of a pair, such as 0.99.", type=shared.number_from(-1.0, 1.0)
     )
-    min_agreement: float | None = option("Smallest share of images with the same best class: 95%.", type=shared.share)
+    min_agreement: float | None = option("Smallest allowed share of equal best classes: 95%.", type=shared.share)
     junit: str | None = shared.out_file("Also write the result of the limits as JUnit XML.", needs=_LIMITS)
     batch_size: int | None = option(  # type: ignore[assignment]
         "Images in one forward pass.  [default: as many as fit, 4 to 16]", topic="images"

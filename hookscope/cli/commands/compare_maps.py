@@ -1,4 +1,4 @@
-"""Measure which map of the methods of cam suits best."""
+"""Measure which method of cam suits a model best."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class CompareMaps(ExplainCommand):
     The command writes one page for each image, with two baselines beside the methods, and names the maps that suit the
     model best. It needs 10 images to tell maps apart. The numbers say how the score changes when the important pixels
     are removed or shown. road, insertion: higher is better; deletion, drop: lower is better; randomized: near 0 is
-    better. More in docs/howto: faithfulness.
+    better. docs/howto/faithfulness.md explains them.
     """
 
     methods: tuple[str, ...] | None = option(

@@ -40,8 +40,8 @@ class Exemplars(OfManyImages):
       hookscope inspect shapes star.png --exemplars exemplars/exemplars.json
 
     All layers are done in one pass over the images. IMAGE is a file, a folder, a glob, or - for standard input. An
-    image counts once for a channel, and so do near-duplicates of one image. Its label is the name of its folder, inside
-    a folder that was named.
+    image, with its near-duplicates, counts once for a channel. Its label is the name of its folder, if the command
+    names a folder above it.
 
     A sheet has a row for each channel: crops of the images with their values, and the histogram of the channel's
     values. A crop is what the unit sees, its receptive field; if that is half of the input or more, the whole input is
@@ -50,8 +50,8 @@ class Exemplars(OfManyImages):
 
     The file exemplars.json in the folder of -o is written about every ten seconds. After an interruption, --resume
     continues with the first image that is missing. It refuses another model, weights, preprocessing, settings, or list
-    of images: their names, and the contents of those that are exemplars. It keeps synthesized images, unless a better
-    exemplar was found.
+    of images. It compares the names of all images and the contents of the exemplars. It keeps synthesized images,
+    unless a better exemplar was found.
     """
 
     fields_told = exemplars.EXEMPLARS
@@ -81,7 +81,7 @@ class Exemplars(OfManyImages):
         section="Output",
         also=[open_option(), show_option()],
     )
-    html: str | None = shared.html_file("the same")
+    html: str | None = shared.html_file("the exemplars")
     resume: bool = option(
         f"Continue the interrupted run that wrote {STATE} in FOLDER.",
         section="Output",

@@ -30,8 +30,8 @@ class Extract(OfManyImages):
     IMAGE is a file, a folder, a glob, or - for standard input. The images go through the model once, for all layers.
     NumPy, pandas, polars and DuckDB read the files. docs/howto/extract.md shows how to search for similar images and to
     train a classifier with them. A file also holds position, path, SHA-256 and label of each image. The label is the
-    name of its folder, inside a folder that was named. The metadata hold the versions, model, weights, preprocessing
-    and layers.
+    name of the image's folder, if the command names a folder above it. The metadata hold the versions, model, weights,
+    preprocessing and layers.
 
     Rows are in the order of the images. An image that cannot be used has no row: an error says why, a file .lost.tsv
     beside the output lists it with its position, and the exit status is 1.
@@ -42,7 +42,7 @@ class Extract(OfManyImages):
     A row is printed for each column. Its shape is for one image.
     """
 
-    layers: hooks.Selection | None = shared.calls_option("Calls whose outputs to write, a column each")
+    layers: hooks.Selection | None = shared.calls_option("Calls whose outputs to write, one column for each")
     types: tuple[str, ...] = shared.type_option(shared.COUNTED_TYPES)
     pool: str = option(
         "What to keep of an output: none keeps all of it, mean and max one number for each channel, cls the class"

@@ -96,6 +96,6 @@ def _seen(scan: tracing.NonFiniteReport) -> Iterator[str]:
         yield f"Inf that the code writes itself, such as a mask, does not spread: {keys}."
     looked = f"{counted(scan.operations, 'operation')} in {counted(scan.layers, 'call')} of modules"
     none = "" if scan.made else "No NaN and no Inf. "
-    yield f"{none}Looked at {looked}, {counted(scan.values, 'value')}, in one forward pass in eval mode."
+    yield f"{none}Searched {looked}, {counted(scan.values, 'value')}, in one forward pass in eval mode."
     if scan.did_not_run:
-        yield f"Not looked at, because they did not run: {listed(scan.did_not_run, 3)}."
+        yield f"Not searched, because they did not run: {listed(scan.did_not_run, 3)}."

@@ -34,9 +34,9 @@ class Gradients(OfImage):
     IMAGE is one file, or - for standard input; optical flow takes two. The command runs one forward and one backward
     pass in eval mode: no dropout, and BatchNorm with its running statistics.
 
-    A row for each layer call has the shapes and norms of the gradients of its output (grad_output) and input
-    (grad_input), and of grad_output the mean absolute value, the share of zeros, NaN and Inf. A row for each parameter
-    has the same for its gradient. The ratio of a layer is the norm of grad_output divided by the norm of the
+    A row for each layer call has the shape and norm of the gradient of its output (grad_output) and of its input
+    (grad_input). For grad_output it also has the mean absolute value, the share of zeros, NaN and Inf. A row for each
+    parameter has the same for its gradient. The ratio of a layer is the norm of grad_output divided by the norm of the
     activation. The ratio of a parameter is the norm of its gradient divided by its own norm.
 
     \b
@@ -178,7 +178,7 @@ def _totals(measured: gradients.GradientReport, loss: str, changes: Sequence[str
         lines[-1] += f"; after {', then '.join(changes)}: {measured.total_after:.4g}"
     bad = sum(1 for p in measured.parameters if p.gradient is not None and p.gradient.nan + p.gradient.inf)
     if bad:
-        lines.append(f"NaN or Inf in the gradients of {counted(bad, 'parameter')}: norms are of the finite values")
+        lines.append(f"NaN or Inf in the gradients of {counted(bad, 'parameter')}: the norms count finite values only")
     spread = sum(1 for p in measured.parameters if p.after is not None and p.after.nan + p.after.inf)
     if spread > bad:
         lines.append(f"clipping by norm spreads NaN or Inf to {counted(spread, 'parameter')}, as in training")

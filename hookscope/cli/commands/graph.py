@@ -39,7 +39,7 @@ class Graph(RowCommand):
       hookscope graph resnet50 --depth 2 -o resnet50.svg
       hookscope graph vit_b_16 --format json
 
-    MODEL is resnet34 by default. The tree says which modules run inside which. Neighbours of the same class, shapes and
+    MODEL is resnet34 by default. The tree shows which module runs inside which. Neighbours with equal class, shapes and
     parameters share a row: ×2 is their number. A row counts all of them, with the modules inside. values counts the
     output values of modules without modules inside. The bars are shares of the whole model.
 

@@ -63,7 +63,7 @@ def _topic(context: click.Context, program: click.Group, topic: str) -> str:
     elif topic == "findings":
         formatter.write_text("A finding names what is wrong with a layer; docs/concepts/findings.md explains each.")
         formatter.write_paragraph()
-        formatter.write_text("--threshold NAME=VALUE of stats, merge, weights and gradients sets from where on:")
+        formatter.write_text("--threshold NAME=VALUE of stats, merge, weights and gradients changes a limit:")
         with formatter.section("Names"):
             formatter.write_dl(threshold_rows())
     else:

@@ -58,14 +58,14 @@ class Inspect(PictureCommand):
       hookscope inspect shapes samples/shapes/star.png --format json | jq '.[0].reason'
 
     This is the command to begin with. The page is one self-contained HTML file. It shows what the model answered, and
-    at most twelve places to look at with the reason for each. It has every call of the network with its numbers, and
-    the feature maps of each layer. Several images share one page: 8 of them, or as many as --limit says. IMAGE is a
-    file, a folder, a glob, or - for standard input.
+    at most twelve places to look at with the reason for each. It also shows the numbers of every call, and the feature
+    maps of each layer. Several images share one page: at most 8, or as many as --limit says. IMAGE is a file, a folder,
+    a glob, or - for standard input.
 
     A terminal shows the answer and the first places in about ten lines. Other formats have a row for each place, the
     most important first.
 
-    The exit status is 0 whatever the page says, and 1 if an image cannot be read. `check` ends with 3 when a layer
+    The exit status does not depend on findings: 0, or 1 if an image cannot be read. `check` ends with 3 when a layer
     breaks a limit.
     """
 

@@ -14,9 +14,7 @@ COLUMNS = Columns(
     Column(
         "task", help="classification, detection, segmentation, video, optical_flow, or quantized (in 8 bits)", need=5
     ),
-    Column(
-        "params", help="number of parameters with the default weights; of a quantized model, as its float model has"
-    ),
+    Column("params", help="number of parameters with the default weights; quantized: of its float model"),
     Column("file_size", help="of the default weights, in MB", need=4),
     Column("gflops", help="billions of multiply-adds of one forward pass"),
     Column(

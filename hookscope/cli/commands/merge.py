@@ -14,7 +14,7 @@ from hookscope.errors import UsageError
 
 
 class Merge(StatisticsCommand):
-    """Merge the files that `hookscope stats --save` wrote of one model, and report on all their images.
+    """Merge the files that `hookscope stats --save` wrote for one model, and report on all their images.
 
     \b
     Examples:

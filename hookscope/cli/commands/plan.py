@@ -98,7 +98,7 @@ class Plan(RowCommand):
       hookscope plan nets.py:mine --input-size 320x320 --plot plan.png
       hookscope plan resnet50 --train --total --format json | jq '.[0].peak_bytes'
 
-    The step runs on tensors without values, in which torch itself keeps and frees what it would in a real step. Two
+    The step runs on tensors without values: torch keeps and frees the same tensors as in a real step. Two
     things are not counted: memory that a kernel needs while it runs, such as the workspace of a convolution, and memory
     of the driver and the allocator of the device. A model that cannot run without values, such as a detector, runs once
     on random images.
@@ -146,8 +146,7 @@ class Plan(RowCommand):
         type=shared.size,
     )
     balance: float | None = option(
-        "A call with fewer MACs per byte than X is bound by memory.  [default: 10; with --time, as the device is"
-        " measured]",
+        "A call with fewer MACs per byte than X is bound by memory.  [default: 10; with --time, as measured]",
         metavar="X",
         type=shared.FiniteRange(0, min_open=True),
     )
@@ -155,12 +154,12 @@ class Plan(RowCommand):
     device: str = shared.device_option(
         "auto, cpu, cuda, cuda:N or mps. Only --time needs a device that this machine has."
     )
-    time: bool = option("Also run it, with random weights and images: measure time and memory.")
+    time: bool = option("Also run the step, with random weights and images: measure time and memory.")
     repeats: int = option("With --time: number of timed passes.", default=10, needs="time")
     warm_up: int = option(
         "With --time: number of passes before them, which are not timed.", default=3, least=0, needs="time"
     )
-    top: int = option("Number of calls in a table, those that cost most first.", default=20)
+    top: int = option("Number of calls in a table, the most costly first.", default=20)
     total: bool = option("Print one row: the sums, the memory by kind, and the times of the whole step.")
     plot: str | None = shared.plot_file("Draw memory, arithmetic and time of every call")
 

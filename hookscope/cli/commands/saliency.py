@@ -69,7 +69,7 @@ class Saliency(ExplainCommand):
     )
 
     method: str = shared.method_option(table, "gradient", "What to compute.")
-    samples: int | None = option("Noisy copies for smoothgrad, masks for rise.  [default: 25, 1000]")
+    samples: int | None = option("Noisy copies for smoothgrad, masks for rise.  [default: 25 copies, 1000 masks]")
     noise: float = option(
         "Noise of smoothgrad: standard deviation, as a share of the image's range.",
         metavar="SHARE",
@@ -78,10 +78,10 @@ class Saliency(ExplainCommand):
     )
     steps: int = option("Steps of integrated-gradients: from zeros to the image.", default=_DEFAULTS.steps)
     most_steps: int = option(
-        "Most steps of integrated-gradients: --steps are doubled while they are too few.", default=_DEFAULTS.most_steps
+        "Largest number of steps: --steps are doubled while they are too few.", default=_DEFAULTS.most_steps
     )
     smooth: float | None = option(
-        "Smoothing: standard deviation of a Gaussian, in pixels of the model's input; 0: no smoothed map."
+        "Smooth the map: standard deviation of a Gaussian, in pixels of the model's input; 0: no smoothed map."
         "  [default: 1/64 of the shorter side]",
         metavar="PIXELS",
         type=shared.FiniteRange(0),

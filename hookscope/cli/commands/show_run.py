@@ -44,9 +44,9 @@ class ShowRun(RowCommand):
       hookscope show-run run.ndjson --plot run.png --html run.html
       hookscope show-run run.ndjson --format json | jq '.findings[0]'
 
-    LOG is the file that `hookscope watch` writes; it may still grow. The page of --html shows all runs of the same
-    script over one another, as the log is now. The format json adds the run and the last values of each layer. The
-    exit status is 0, with or without findings.
+    LOG is the file that `hookscope watch` writes; it may still grow. The page of --html draws all runs of the same
+    script over one another; it does not follow a growing log. The format json adds the run and the last values of each
+    layer. The exit status is 0, with or without findings.
     """
 
     log: str = argument("[LOG]", default="hookscope.ndjson", required=False, type=click.Path())

@@ -25,7 +25,7 @@ class StatisticsCommand(RowCommand):
     plot: str | None = shared.plot_file("Draw distributions, and shares of dead and saturated channels")
     html: str | None = shared.html_file("findings, layers and their channels")
     per_channel: bool = option("Print a row for each channel.")
-    save: str | None = shared.out_file("Save the statistics, for `merge`, --resume, and --reference of `check`.")
+    save: str | None = shared.out_file("Save the statistics for `merge`, --resume, and --reference of `check`.")
     tensorboard: str | None = shared.in_file(
         "Write scalars and histograms for TensorBoard to DIR.", metavar="DIR", section="Output"
     )
@@ -83,8 +83,8 @@ class Stats(StatisticsCommand, Measuring):
     numbers of dead, saturated and duplicate channels. Findings follow the table, each with its evidence and advice. In
     tsv and csv, the column findings has their names. In ndjson, the field "row" names the kind of a line.
 
-    --save and --resume know each image by the content of its file, not by its name. --resume refuses other images than
-    settings of the saved run. `hookscope merge` merges files of --save.
+    --save and --resume know each image by the content of its file, not by its name. --resume refuses other images or
+    settings than the saved run had. `hookscope merge` merges files of --save.
     """
 
     resume: bool = option(

@@ -36,8 +36,8 @@ class Verify(OfImage):
 
     \b
     Checks:
-      feature-extractor  each output equals the one of torchvision's feature
-                         extractor (fx)
+      feature-extractor  each output equals the output of torchvision's
+                         feature extractor (fx)
       re-computation     a copy of each layer turns the recorded input into the
                          recorded output
       model-output       the model returns the same with and without hooks, to
@@ -49,7 +49,7 @@ class Verify(OfImage):
       shapes             list-layers reports the shapes of the real pass
 
     The field holds is true or false. It is empty if a check is not possible, because fx cannot trace every model; the
-    field note says why. The field layer is the first layer that differs, else that with the largest difference.
+    field note says why. The field layer is the first layer that differs, else the layer with the largest difference.
     """
 
     paths: tuple[str, ...] = shared.image_argument("[IMAGE]", required=False)

@@ -100,7 +100,7 @@ class Watch(Command):
     )
     log: str = option(
         "Log file; lines are appended. Each rank of torchrun writes its own, with .rank0, .rank1... in the name. With"
-        " torchrun write -o, because it has an option --log itself.",
+        " torchrun write -o: torchrun has its own --log.",
         "-o",
         metavar="FILE",
         type=click.Path(),

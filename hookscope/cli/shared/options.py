@@ -172,10 +172,10 @@ def ops_option() -> Any:
 
 _USUAL_TYPES = "[default for indices: Conv2d, in video models Conv3d]"
 TYPES = (
-    "Class of the layers to use: ReLU, '*Norm*' or all; repeatable. Indices and --layer all count these layers."
+    "Module class of the layers to use: ReLU, '*Norm*' or all; repeatable. Indices and --layer all count these layers."
     f"  {_USUAL_TYPES}"
 )
-COUNTED_TYPES = f"Class of the layers that indices and all count: ReLU, '*Norm*' or all; repeatable.  {_USUAL_TYPES}"
+COUNTED_TYPES = f"Module class that indices and all count: ReLU, '*Norm*' or all; repeatable.  {_USUAL_TYPES}"
 
 
 def type_option(help: str = TYPES, **more: Any) -> Any:
@@ -414,7 +414,7 @@ def threshold_option(question: str) -> Any:
         return complete_words(*(f"{t.option}=" for t in _with_options(question)))(ctx, param, incomplete)
 
     return option(
-        "From where on something is a finding; repeatable. `hookscope help findings` lists the names.",
+        "Change the limit of a finding; repeatable. `hookscope help findings` lists the names.",
         "--threshold",
         metavar="NAME=VALUE",
         multiple=True,

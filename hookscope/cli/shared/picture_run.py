@@ -292,7 +292,7 @@ class ExplainCommand(PictureCommand):
     def target_of(self) -> Callable[..., Any]:
         """What is explained of an image."""
         if self.is_animation and self.net.preprocess.frames < 2:
-            exists = f"{self.net.name} takes a picture: there are no frames for an animation"
+            exists = f"{self.net.name} takes an image: there are no frames for an animation"
             raise UsageError(f"cannot write {self.place.path}", exists, "name it .png")
         return scores.target_for(self.choice, self.net, self.names)
 

@@ -219,7 +219,7 @@ class ModelOptions(Options):
     device: str = shared.device_option()
     preprocess: Any = option(
         "How images become inputs: weights (as the weights or the model say), imagenet, half (mean and std 0.5),"
-        " stretch, none (no resizing), or file.py:function (PIL image to tensor). More in docs/: weights and models.",
+        " stretch, none (no resizing), or file.py:function. More in docs/concepts/weights-and-models.md.",
         metavar="HOW",
         default="weights",
         parse=lambda text: models.parse_preprocess(text),
@@ -249,7 +249,7 @@ class ModelOptions(Options):
     )
     input_size: tuple[int, ...] | None = shared.size_option()
     model_output: str | None = option(
-        "Of a model that returns several tensors, the one to use: its name, or its position from 0.", metavar="NAME"
+        "Which tensor to use if the model returns several: its name, or its position from 0.", metavar="NAME"
     )
 
     def load(self, pictures: bool = True) -> models.LoadedModel:

@@ -56,12 +56,12 @@ def image_run(strict: bool = False) -> ImageRun:
 
 def test_skipped_images_are_named_and_counted_unless_strict(capsys: pytest.CaptureFixture[str]) -> None:
     run = image_run()
-    run.listener.skipped(0, "a\n", ImageError("no picture 'a\n'"))
+    run.listener.skipped(0, "a\n", ImageError("no image 'a\n'"))
     run.listener.skipped(4, "b", ImageError("'b' is empty", "0 bytes"))
     run.__exit__(None, None, None)
     assert run.skipped == 2
-    assert capsys.readouterr() == ("", "Error: no picture 'a\\n'\nError: 'b' is empty; 0 bytes\n")
-    error = ImageError("no picture 'a'")
+    assert capsys.readouterr() == ("", "Error: no image 'a\\n'\nError: 'b' is empty; 0 bytes\n")
+    error = ImageError("no image 'a'")
     with pytest.raises(ImageError) as caught:
         image_run(strict=True).listener.skipped(0, "a", error)
     assert caught.value is error
