@@ -89,8 +89,9 @@ class PreprocessChoice:
             name,
         )
         if (choice.mean is None) != (choice.std is None):
-            given, missing = ("mean", "std") if choice.std is None else ("std", "mean")
-            raise UsageError(f"‹{given}|--{given}› needs ‹{missing}|--{missing}›", do="give both")
+            given, missing, usual = ("mean", "std", 1) if choice.std is None else ("std", "mean", 0)
+            asked = f"‹{given}|--{given}› needs ‹{missing}|--{missing}›"
+            raise UsageError(asked, do=f"add ‹{missing}={usual}|--{missing} {usual}›")
         return choice
 
     def check(self, input_size: Sequence[int] | None) -> None:

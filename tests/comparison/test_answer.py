@@ -189,7 +189,7 @@ CASES: dict[str, tuple[Any, ...]] = {
     "a call without partner": (
         [pair("conv1", order=0), pair("fc", 0.4, isolated_l2=0.0, order=1, order_b=2)],
         {"unpaired_b": [Call("relu", "ReLU6", 0, None, 1)]},
-        "unpaired fc: B has relu (ReLU6), and A has not. A and B differ first at fc: relative L2 0.4.",
+        "unpaired fc: B has relu (ReLU6), and A does not. A and B differ first at fc: relative L2 0.4.",
     ),
     "an intervention": (
         [pair("conv1"), pair("relu", 0.4, isolated_l2=0.4)],

@@ -80,7 +80,7 @@ def wrong(what: str) -> nn.Module:
         (other("pos", torch.zeros_like), "parameters", "pos differs by 1: B's pos is 0 everywhere."),
         (other("scale", lambda scale: 3 * scale), "parameters", "scale differs by 2: B's scale is A's times 3."),
         (wrong("skip"), "unpaired", "A has ::add#1, and B does not."),
-        (wrong("scale"), "unpaired", "B has ::mul#1, and A has not."),
+        (wrong("scale"), "unpaired", "B has ::mul#1, and A does not."),
         (wrong("transpose"), "unpaired", "A has ::transpose"),
         (wrong("mean"), "layer", "A and B differ first at ::mean (::amax in B)"),
     ],

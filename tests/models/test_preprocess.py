@@ -142,8 +142,8 @@ def test_choices_are_what_torchvision_and_pillow_compute(
 
 
 WRONG_CHOICES = [
-    ({"mean": "0.5"}, "mean needs std; give both"),
-    ({"std": "0.5"}, "--std needs --mean; add --mean 0"),
+    ({"mean": "0.5"}, "mean needs std; add std=1"),
+    ({"std": "0.5"}, "std needs mean; add mean=0"),
     (
         {"mean": "0.5,0.5", "std": "1"},
         "mean has 2 numbers, and the input has 3 channels; give one number",

@@ -64,7 +64,7 @@ def test_names_are_checked_and_completed_without_torch() -> None:
     )
     answer = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert answer.stdout.startswith("no model 'resnet35'; nearest: ")
-    assert "resnet34" in answer.stdout and answer.stdout.endswith("list-models` False\n")
+    assert "resnet34" in answer.stdout and answer.stdout.endswith("see find_models False\n")
 
 
 class ToySource(MadeSource):

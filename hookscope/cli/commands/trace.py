@@ -152,7 +152,7 @@ def _note_the_rest(record: tracing.PassRecord, options: Trace) -> None:
     kinds = [[call.input, call.output, call.gradient if options.events else {}] for call in record.calls]
     larger = sum(tensor.values is None for facts in kinds for parts in facts for tensor in parts.values())
     if options.values and larger:
-        what = f"{counted(larger, 'tensor')} with more than {options.max_values} values left out"
+        what = f"left out {counted(larger, 'tensor')} with more than {options.max_values} values"
         note(f"Note: {what}; --max-values shows larger tensors")
 
 
