@@ -598,7 +598,7 @@ _warning(
         ),
         "outside": _as_warning(
             "These layers run inside the model, but they are not registered in it.",
-            "Before the optimizer is created, keep them in an attribute or an nn.ModuleList, not in a list.",
+            "Keep layers in an attribute or an nn.ModuleList, not in a list, and create the optimizer after that.",
         ),
     },
 )

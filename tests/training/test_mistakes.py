@@ -425,7 +425,7 @@ def test_layers_in_a_list_are_held_by_no_optimizer(tmp_path: Path) -> None:
     [finding] = findings_over_time(tmp_path / "log")
     assert (finding.finding, finding.severity) == ("not-optimized", "warning")
     assert "4 parameters with a gradient are held by no optimizer ('Linear outside the model')" in finding.evidence
-    assert "Keep layers in an nn.ModuleList" in finding.meaning
+    assert "an attribute or an nn.ModuleList" in finding.meaning
 
 
 def test_one_pass_of_equal_samples_is_no_constant_input(tmp_path: Path) -> None:
