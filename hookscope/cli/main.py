@@ -338,7 +338,7 @@ def _first_help() -> str:
             "Options: -q, --quiet (no notes, no progress), --traceback, --version, -h, --help",
             "",
             f"`{_PROGRAM} help commands` says what each command does.",
-            f"`{_PROGRAM} COMMAND --help` shows its options, `{_PROGRAM} help COMMAND` shows all.",
+            f"`{_PROGRAM} COMMAND --help` shows its options, `{_PROGRAM} help COMMAND` says all.",
             "Environment variables set options: HOOKSCOPE_WEIGHTS, HOOKSCOPE_CAM_METHOD.",
         ]
     )
