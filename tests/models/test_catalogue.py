@@ -210,7 +210,7 @@ def test_no_match_lists_the_nearest_names(pattern: str, exists: str) -> None:
         find_models(pattern)
     assert caught.value.asked == f"no model matches '{pattern}'"
     assert caught.value.exists.startswith(exists)
-    assert "list-models" in caught.value.do
+    assert "find_models" in caught.value.do
 
 
 def test_a_bad_regular_expression_needs_no_catalogue(monkeypatch: pytest.MonkeyPatch) -> None:
