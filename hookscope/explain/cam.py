@@ -84,21 +84,26 @@ def class_activation_maps(
     The model runs in eval mode, with gradients even under ``no_grad``. Its modes, flags, ``.grad``, hooks and the
     random state stay as they are. The activation is what the layer returned, also where the next layer works in place.
 
-    Args: model: Any eager module with a score for each class. inputs: The image ``(1, 3, H, W)``, or the tuple of
-        positional inputs; for detectors of torchvision a list of the image ``(3, H, W)``. layers: A selection, see
-        `Selection`. By default the last layer with a map that the score depends on, without pooling layers and maps of
-        one position; for segmentation and detection, the last before the head. For the methods of attention the calls
-        of attention up to which it is followed, by default the last. target: A class index, a class name or ``top:K``;
-        or a `ScoreTarget`, or a function from the model's output for ``N`` images to ``N`` numbers. method: One of
-        `CAM_METHODS`, or of `ATTENTION_METHODS` for transformers; the docstrings of their functions give paper and
-        formula. types: Class names that indices in ``layers`` count; None for Conv2d (Conv3d in models of clips).
-        categories: Names of the classes. batch_size: Channels in one pass of the methods that run the model once per
-        channel; None for as many as fit well: ablationcam as `ablate_each`, scorecam 4 on a CPU, else 16, on a GPU
-        doubled while its memory is free. ordered: Also count `Call.order`, which takes a hook on every layer, as for
-        `capture`. smooth: Average the maps of six variants: the image, its mirror image, and both times 0.9 and 1.1.
-        The scores are in the image. Takes classes only: a mirror image has its boxes and regions elsewhere.
-        on_progress: Called by these methods with channels done and in all. on_skip: Called with calls without a map
-        that a pattern, a range or ``all`` selects; without it they are errors.
+    Args:
+        model: Any eager module with a score for each class.
+        inputs: The image ``(1, 3, H, W)``, or the tuple of positional inputs; for detectors of torchvision a list of
+            the image ``(3, H, W)``.
+        layers: A selection, see `Selection`. By default the last layer with a map that the score depends on, without
+            pooling layers and maps of one position; for segmentation and detection, the last before the head.
+            For the methods of attention the calls of attention up to which it is followed, by default the last.
+        target: A class index, a class name or ``top:K``; or a `ScoreTarget`, or a function from the model's output for
+            ``N`` images to ``N`` numbers.
+        method: One of `CAM_METHODS`, or of `ATTENTION_METHODS` for transformers; the docstrings of their functions give
+            paper and formula.
+        types: Class names that indices in ``layers`` count; None for Conv2d (Conv3d in models of clips).
+        categories: Names of the classes.
+        batch_size: Channels in one pass of the methods that run the model once per channel; None for as many as fit
+            well: ablationcam as `ablate_each`, scorecam 4 on a CPU, else 16, on a GPU doubled while its memory is free.
+        ordered: Also count `Call.order`, which takes a hook on every layer, as for `capture`.
+        smooth: Average the maps of six variants: the image, its mirror image, and both times 0.9 and 1.1. The scores
+            are in the image. Takes classes only: a mirror image has its boxes and regions elsewhere.
+        on_progress: Called by these methods with channels done and in all.
+        on_skip: Called with calls without a map that a pattern, a range or ``all`` selects; without it they are errors.
 
     Use a model in one thread at a time: meanwhile it has hooks and is in eval mode.
 

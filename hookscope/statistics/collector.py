@@ -59,15 +59,19 @@ class StatisticsCollector(Shown):
     Memory does not grow with the number of images. An output is measured in the hook of its layer, before a later
     layer can overwrite it. A pass that fails is not counted at all.
 
-    Args: model: Any eager module. layers: A selection, as `capture` takes it; None for every convolution, Linear layer
-        and activation function, and for what the model returns if that is not the output of one of these. types: Class
-        names that indices and ``all`` count, see `capture`; the default of ``layers`` is then ``all``. rank: Whether to
-        measure the effective rank of layers with up to 2048 channels. ops: Whether operations are measured too, such as
-        `torch.relu`, ``+`` and the products of attention; each is a call named after the module in which it runs, such
-        as ``block1::relu``. A call that returns the values of its input, such as `view`, is not measured again.
+    Args:
+        model: Any eager module.
+        layers: A selection, as `capture` takes it; None for every convolution, Linear layer and activation function,
+            and for what the model returns if that is not the output of one of these.
+        types: Class names that indices and ``all`` count, see `capture`; the default of ``layers`` is then ``all``.
+        rank: Whether to measure the effective rank of layers with up to 2048 channels.
+        ops: Whether operations are measured too, such as `torch.relu`, ``+`` and the products of attention; each is a
+            call named after the module in which it runs, such as ``block1::relu``. A call that returns the values of
+            its input, such as `view`, is not measured again.
         handed_on: Whether a layer has statistics too if it returns the tensor of another measured layer, as a container
-        does. By default the output of the model has none in this case. ranges: Whether to measure how the input and the
-        output of every module vary from image to image, as a reference needs it.
+            does. By default the output of the model has none in this case.
+        ranges: Whether to measure how the input and the output of every module vary from image to image, as a
+            reference needs it.
 
     Attributes:
         totals: The `RunningStatistics` so far.

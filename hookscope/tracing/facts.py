@@ -30,18 +30,24 @@ INPUT = -1
 class LayerCall(Shown):
     """One row of ``list-layers``: a call with its shapes and cost, or a layer that did not run.
 
-    Attributes: index: Position among the calls of the chosen types in order of execution. None for a call of another
-        type, and for a layer that did not run. name: Dotted path in ``named_modules()``. type: Class name of the layer.
-        call: 0 for the first execution of the layer, None for a layer that did not run. order: The index that the call
-        has if every layer counts. None for a layer that did not run, and for a block of other layers. input_shape: Such
-        as ``(N, C, H, W)``; ``{part: shape}`` for several tensors. output_shape: Shape of the first output tensor, in
-        the same form. params: Number of parameters of the layer and of the layers inside it that have no row of their
-        own. macs: Multiply-accumulates of this call, with the MACs of layers inside that have no row: half of torch's
-        FLOPs, and the bias of convolutions. receptive_field: Height and width, in pixels of the input, that a unit of
-        the output depends on. It may be larger than the input; for a unit that sees all, it is the size of the input.
-        None where it is not known. stride: Pixels of the input from one unit to the next, down and to the right; None
-        without positions. note: ``without the layers inside``, ``call 2 of 3``, ``overwritten by NAME``, ``shared with
-        NAME``, ``did not run``.
+    Attributes:
+        index: Position among the calls of the chosen types in order of execution. None for a call of another type, and
+            for a layer that did not run.
+        name: Dotted path in ``named_modules()``.
+        type: Class name of the layer.
+        call: 0 for the first execution of the layer, None for a layer that did not run.
+        order: The index that the call has if every layer counts. None for a layer that did not run,
+            and for a block of other layers.
+        input_shape: Such as ``(N, C, H, W)``; ``{part: shape}`` for several tensors.
+        output_shape: Shape of the first output tensor, in the same form.
+        params: Number of parameters of the layer and of the layers inside it that have no row of their own.
+        macs: Multiply-accumulates of this call, with the MACs of layers inside that have no row: half of torch's FLOPs,
+            and the bias of convolutions.
+        receptive_field: Height and width, in pixels of the input, that a unit of the output depends on. It may be
+            larger than the input; for a unit that sees all, it is the size of the input. None where it is not known.
+        stride: Pixels of the input from one unit to the next, down and to the right; None without positions.
+        note: ``without the layers inside``, ``call 2 of 3``, ``overwritten by NAME``, ``shared with NAME``, ``did not
+            run``.
     """
 
     index: int | None
