@@ -209,7 +209,7 @@ def text_of(value: Any, number: Callable[[int | float], str] = repr) -> str:
     if isinstance(value, int | float):
         return number(value)
     if isinstance(value, Mapping):
-        return " ".join(f"{key}:{text_of(item)}" for key, item in value.items())
+        return " ".join(f"{key}:{text_of(item)}".removeprefix(":") for key, item in value.items())
     if isinstance(value, list | tuple):
         if all(item is None or (isinstance(item, int) and not isinstance(item, bool)) for item in value):
             return "x".join("?" if item is None else text_of(item) for item in value)

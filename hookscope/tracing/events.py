@@ -60,6 +60,11 @@ class TensorSummary:
     nonfinite: int
     values: Any = None
 
+    def __str__(self) -> str:
+        shape = "x".join(map(str, self.shape)) or "one value"
+        ends = "" if self.min is None else f", {self.min:.4g} to {self.max:.4g}"
+        return f"{shape} {self.dtype}{ends}" + (f", {self.nonfinite:,} NaN or Inf" if self.nonfinite else "")
+
 
 Facts = dict[str, TensorSummary]
 

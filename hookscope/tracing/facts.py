@@ -9,7 +9,7 @@ from itertools import count
 from typing import Any
 
 from hookscope.columns import Column, Columns
-from hookscope.display import Rows, Shown
+from hookscope.display import Cells, Rows, Shown
 from hookscope.geometry import ReceptiveField
 from hookscope.hooks import (
     CALL,
@@ -139,8 +139,8 @@ class TracedCall:
         return _pixels(self.field.size), _pixels(self.field.stride) if any(self.field.stride) else None
 
 
-@dataclass(frozen=True, slots=True)
-class Trace:
+@dataclass(frozen=True, slots=True, repr=False)
+class Trace(Shown):
     """A pass as facts: every module under its first name, and every call in the order in which the layers returned.
 
     ``sizes`` are the numbers of values of the parameters, each once. ``real`` says that the pass calculated, because a
@@ -154,6 +154,9 @@ class Trace:
     real: bool = False
     notes: tuple[str, ...] = ()
     answer: tuple[int, ...] = ()
+
+    def _cells(self) -> Cells:
+        return {"layers": len(self.layers), "calls": len(self.calls), "params": self.params, "macs": self.macs}
 
     @property
     def params(self) -> int:

@@ -64,9 +64,9 @@ def _in_words(scan: tracing.NonFiniteReport, caption: Mapping[str, Any], page: P
         line = printable(f"{call.kind} {'brought into' if call.source else 'made by'} {where}: {call.cause}")
         yield from (styled(part, "" if call.deliberate else "error", page.colours) for part in _wrapped(line, page))
         for part, tensor in call.inputs.items():
-            yield from _wrapped(printable(f"  input {part}: {_tensor(tensor)}"), page)
+            yield from _wrapped(printable(f"  input {part}: {tensor}"), page)
         for part, tensor in call.output.items():
-            yield from _wrapped(printable(f"  output {part}".rstrip() + f": {_tensor(tensor)}"), page)
+            yield from _wrapped(printable(f"  output {part}".rstrip() + f": {tensor}"), page)
     for line in _seen(scan):
         yield from _wrapped(printable(line), page)
     yield from ["", *caption_lines(caption, [], page)]
@@ -74,12 +74,6 @@ def _in_words(scan: tracing.NonFiniteReport, caption: Mapping[str, Any], page: P
 
 def _wrapped(line: str, page: Page) -> list[str]:
     return wrapped(line, page.columns, later="    ")
-
-
-def _tensor(tensor: tracing.TensorSummary) -> str:
-    shape = "x".join(map(str, tensor.shape)) or "one value"
-    ends = "" if tensor.min is None else f", {tensor.min:.4g} to {tensor.max:.4g}"
-    return f"{shape} {tensor.dtype}{ends}" + (f", {tensor.nonfinite:,} NaN or Inf" if tensor.nonfinite else "")
 
 
 def _seen(scan: tracing.NonFiniteReport) -> Iterator[str]:
