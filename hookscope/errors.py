@@ -130,7 +130,7 @@ class InstallationError(HookscopeError):
 
 
 class OutputNote(UserWarning):
-    """Which of a model's outputs are taken as the scores of classes, or what they are computed from."""
+    """What to know of a model's answers: which output is taken, how it is computed, that the weights are random."""
 
 
 @contextlib.contextmanager

@@ -123,7 +123,7 @@ def class_activation_maps(
     """
     model, categories = module_of(model), names_of(model, categories)
     both: dict[str, CamMethod | AttentionMethod] = {**CAM_METHODS, **ATTENTION_METHODS}
-    how = method_named(method, both)
+    method, how = method_named(method, both)
     check_whole("batch size", batch_size, optional=True)
     size = _input_size(inputs)
     if smooth:

@@ -179,11 +179,12 @@ CAM_METHODS = {
 """Every method by the name of the method."""
 
 
-def method_named(name: str, methods: Mapping[str, Method]) -> Method:
+def method_named(name: str, methods: Mapping[str, Method]) -> tuple[str, Method]:
+    """The name as ``methods`` spell it, also where it has ``_`` for ``-``, and what it means."""
     name = name.replace("_", "-") if isinstance(name, str) else name
     if not isinstance(name, str) or name not in methods:
         raise UsageError(f"no method '{name}'", nearest(str(name), list(methods)), f"there are {', '.join(methods)}")
-    return methods[name]
+    return name, methods[name]
 
 
 def gradient_free(methods: Mapping[str, Any]) -> str:

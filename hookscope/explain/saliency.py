@@ -173,7 +173,8 @@ def saliency_maps(
         ([1.0, 2.0, 3.0], [[3.0]])
     """
     model, categories = module_of(model), names_of(model, categories)
-    how, settings = method_named(method, SALIENCY_METHODS), settings or Settings()
+    method, how = method_named(method, SALIENCY_METHODS)
+    settings = settings or Settings()
     picture, ready = picture_in(inputs), model
     again = repeated(lambda *given: ready(*given))
 

@@ -4,23 +4,27 @@ from __future__ import annotations
 
 import os
 import re
+import warnings
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import nn
 
-from hookscope.errors import ModelError, UsageError
+from hookscope.errors import ModelError, OutputNote, UsageError, kind_of
 from hookscope.findings import listed
 from hookscope.models.choices import AUTOCAST, DTYPES, PreprocessChoice, autocast_dtypes
 from hookscope.models.factories import find_in_source, preprocess_of, return_only
-from hookscope.models.loaded import LoadedModel, as_size, check_size, dtype_name
+from hookscope.models.loaded import LoadedModel, as_loaded, as_size, check_size, dtype_name
 from hookscope.models.model_source import ModelSource, Progress, WeightsChoice, WeightsKind
+from hookscope.models.preprocess import Preprocess
 from hookscope.models.run import quiet_and_seeded
 from hookscope.models.sources import find_source
 
 
 def load_model(
-    model: str | os.PathLike[str] | ModelSource,
+    model: str | os.PathLike[str] | ModelSource | nn.Module,
     weights: Any = "auto",
     seed: int = 0,
     device: str = "auto",
@@ -32,6 +36,7 @@ def load_model(
     resize: Any = None,
     input_size: tuple[int, ...] | None = None,
     model_output: str | int | None = None,
+    categories: Iterable[str] | None = None,
     progress: Progress | None = None,
 ) -> LoadedModel:
     """Build a model in eval mode with its weights, and find the preprocessing and class names that belong to them.
@@ -43,6 +48,7 @@ def load_model(
             of a file need not be named. The names ``input_size``, ``preprocess`` and ``model_inputs`` next to a factory
             say what its model takes, see ``docs/howto/own-model.md``. A folder that transformers saved is a model too,
             and so are ``model.onnx`` and ``model.pt2`` of `torch.export.save`. A text that is parsed works too.
+            A module stays as it is, on its device: ``preprocess`` and ``categories`` say what belongs to it.
         weights: ``auto`` (torchvision's default weights; seeded random weights if neither cache nor network has
             them, which ``notes`` says), ``default`` or a weights name (fail if unavailable), ``none``, or a checkpoint,
             a file or folder. A `WeightsChoice`, None and ``ResNet34_Weights.DEFAULT`` work too. A safetensors file can
@@ -59,6 +65,7 @@ def load_model(
             a larger side), ``stretch`` or ``pad``.
         input_size: ``(H, W)`` of the model's input, ``(D, H, W)`` of a clip or volume.
         model_output: Of several tensors that a model returns, the name or the position of the one to use.
+        categories: Names of the classes, in the order of the scores; None for those that belong to the model.
         progress: Called with bytes done and total during a download.
 
     Raises:
@@ -72,13 +79,17 @@ def load_model(
         ('random (seed 1)', 'classification', 'resize 256, crop 224, ImageNet mean and std')
     """
     model = os.fspath(model) if isinstance(model, os.PathLike) else model
-    if not isinstance(model, str | ModelSource):
-        do = "give a module to capture() or list_layers(), which need no loading"
-        raise UsageError(f"model must be a name, not {type(model).__name__}", do=do)
+    if not isinstance(model, str | ModelSource | nn.Module):
+        raise UsageError(f"model must be a name or a module, not {kind_of(model)}")
     choice = WeightsChoice.parse(weights)
     chosen = PreprocessChoice.parse(preprocess, mean, std, range, resize)
     input_size = None if input_size is None else tuple(as_size(input_size))
     chosen.check(input_size)
+    names = None if categories is None else tuple(map(str, categories))
+    if isinstance(model, nn.Module):
+        loaded = as_loaded(model)
+        preprocess = _prepared(loaded, chosen, input_size, loaded.device)
+        return replace(loaded, preprocess=preprocess, categories=names)
     source = find_source(model)
     where = "cpu" if source.cpu_only and device == "auto" else pick_device(device)
     if source.cpu_only and where != "cpu":
@@ -92,13 +103,23 @@ def load_model(
     loaded.model.eval().to(where)
     if model_output is not None:
         return_only(loaded.model, str(model_output), source.text)
+    preprocess = _prepared(loaded, chosen, input_size, where)
+    checkpoint = choice.text if choice.kind is WeightsKind.FILE else loaded.checkpoint
+    if loaded.missing_weights:
+        warnings.warn(f"{loaded.missing_weights}; its answers mean nothing", OutputNote, stacklevel=2)
+    of = {"device": where, "preprocess": preprocess, "checkpoint": checkpoint, "seed": seed}
+    return replace(loaded, categories=names or loaded.categories, **of)
+
+
+def _prepared(
+    loaded: LoadedModel, choice: PreprocessChoice, input_size: tuple[int, ...] | None, device: str
+) -> Preprocess:
+    """The preprocessing of ``loaded`` with the changes of the caller."""
     check_size(loaded.model, input_size, loaded.family)
     size = None if input_size is None else (input_size[-2:][0], input_size[-1])  # one number is a square
-    changed = loaded.preprocess.changed(_with_function(chosen), size)
+    changed = loaded.preprocess.changed(_with_function(choice), size)
     frames = changed.frames if input_size is None or len(input_size) < 3 else input_size[0]
-    preprocess = replace(changed, device=where, frames=frames)
-    checkpoint = choice.text if choice.kind is WeightsKind.FILE else loaded.checkpoint
-    return replace(loaded, device=where, preprocess=preprocess, checkpoint=checkpoint, seed=seed)
+    return replace(changed, device=device, frames=frames)
 
 
 def _with_function(choice: PreprocessChoice) -> PreprocessChoice:

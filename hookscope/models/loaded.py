@@ -266,7 +266,7 @@ class LoadedModel(Shown):
         """Warn of what is assumed of images for a plain module: it does not say how they become its input."""
         if self.weights == _AS_GIVEN and self.preprocess.assumption:
             asked = f"{self.name} does not say how an image becomes its input: assumed {self.preprocess.assumption}"
-            note_input(f"{asked}; give a tensor, or what hookscope.load_model returns")
+            note_input(f"{asked}; hookscope.load_model(model, preprocess=function) says it")
 
     def inputs_of(self, image: AnyImage) -> tuple[Any, ...]:
         """The positional inputs of one forward pass for an image or its path."""

@@ -111,8 +111,7 @@ def plan(
     check_whole("batch size", batch_size)
     if batch_size > LARGEST_BATCH:
         raise UsageError(f"batch size must be from 1 to {LARGEST_BATCH}, not {batch_size}")
-    if memory is not None and memory < 1:
-        raise UsageError(f"memory must be at least 1 byte, not {memory}")
+    check_whole("memory", memory, optional=True)
     device = pick_device(device) if device == "auto" else device
     subject = Subject.of(net, input_size)
     names = _blocks(subject.model, checkpoint)

@@ -229,6 +229,7 @@ class Loss:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "target", Target.of(self.target))
+        object.__setattr__(self, "name", str(self.name).replace("_", "-"))
         if self.name not in LOSSES:
             raise UsageError(f"no loss '{self.name}'", f"there are {', '.join(LOSSES)}")
 

@@ -16,7 +16,7 @@ from hookscope._version import __version__
 from hookscope.errors import LayerError, ModelError, UsageError, check_whole, first_line, nearest
 from hookscope.hooks import AnyModel, Layers, Selection, module_of, select_types
 from hookscope.system import StrPath
-from hookscope.training.log.file import Run, RunLog
+from hookscope.training.log.file import Run, RunLog, read_runs
 from hookscope.training.optimizers import Optimizers, parameters_of
 from hookscope.training.output import RunProgress, WatcherOutput, has_failed
 from hookscope.training.reference import LastInputs
@@ -176,19 +176,14 @@ class Monitor(RunProgress):
 
     @property
     def run(self) -> Run:
-        """What was watched so far, for `diagnose` and `plot`.
-
-        Raises:
-            UsageError: a ``log`` holds the lines: `read_runs` reads it.
-        """
+        """What was watched so far, for `diagnose` and `plot`; the last run of the ``log``, if there is one."""
         if self._log is not None:
-            raise UsageError("the lines of this run are in its log", do="give read_runs(log)[-1]")
+            return read_runs(self._log.path if isinstance(self._log, RunLog) else self._log)[-1]
         return Run(self._header, self.rows, self.notes, next(iter(self.ends), None), self.facts)
 
     def __repr__(self) -> str:
         model = "every model" if self._model is None else type(self._model).__name__
-        told = "see .run" if self._log is None else "read_runs reads its log"
-        return f"Monitor({model}: {self.sampled} of {self.steps} steps sampled; {told})"
+        return f"Monitor({model}: {self.sampled} of {self.steps} steps sampled; see .run)"
 
     def __enter__(self) -> Self:
         super().__init__()  # a second run starts from 0

@@ -497,3 +497,9 @@ def test_a_model_that_cannot_be_copied_or_given_rules_is_an_error_in_one_line() 
     net = chain(conv=Refusing(3, 4, 3), pool=nn.AdaptiveAvgPool2d(1), flat=nn.Flatten())
     with pytest.raises(ModelError, match="zennit has no rules for Sequential: AssertionError"):
         saliency_maps(net, picture(), 2, "lrp")
+
+
+def test_a_method_has_underscores_too_and_its_map_shows_itself() -> None:
+    net = nn.Sequential(nn.Conv2d(3, 2, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    [saliency] = saliency_maps(net, torch.ones(1, 3, 8, 8), method="integrated_gradients")
+    assert saliency.method == "integrated-gradients" and "method=integrated-gradients" in repr(saliency)

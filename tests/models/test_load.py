@@ -1,8 +1,9 @@
 """MODEL and weights to a model that is ready to run, and the inputs of its family."""
 
 import sys
+import warnings
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -11,8 +12,9 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from torchvision import models as zoo
 from torchvision.models.segmentation import FCN
-from torchvision.transforms.functional import pil_to_tensor
+from torchvision.transforms.functional import pil_to_tensor, to_tensor
 
+import hookscope
 from hookscope.errors import InputError, InstallationError, UsageError, WeightsError
 from hookscope.images import InputImage
 from hookscope.models.load import load_model, pick_device
@@ -410,3 +412,18 @@ def test_pictures_of_different_shapes_make_no_batch() -> None:
     for family in ("classification", "detection"):
         with pytest.raises(InputError, match="a batch needs at least one image"):
             as_batch(family, [])
+
+
+def test_a_module_brings_its_own_preprocessing_and_class_names() -> None:
+    net = nn.Sequential(nn.Conv2d(3, 2, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten()).train()
+    image = Image.new("RGB", (40, 30), (255, 0, 0))
+    loaded = load_model(net, preprocess=lambda picture: to_tensor(picture) * 2, categories=["cat", "dog"])
+    assert loaded.model is net and net.training and loaded.weights == "as given"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        [row] = hookscope.predict(loaded, image, "top:1")
+    scores = net(2 * to_tensor(image)[None])[0].detach()
+    assert row.label == ["cat", "dog"][int(scores.argmax())] and row.score == pytest.approx(float(scores.max()))
+    assert load_model(net, input_size=(64, 96)).preprocess(image).shape == (3, 64, 96)
+    with pytest.raises(UsageError, match="model must be a name or a module, not int"):
+        load_model(cast(Any, 3))

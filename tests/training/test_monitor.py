@@ -545,15 +545,14 @@ def test_a_run_without_a_log_is_judged_like_one_that_was_read(tmp_path: Path, ra
                 nn.functional.cross_entropy(net(torch.randn(16, 3, 2, 2)), torch.arange(16) % 2).backward()
                 optimizer.step()
         watched: Any = monitor if log is None else read_runs(log)[0]
-        run = watched.run if log is None else watched
+        run = monitor.run
+        assert log is None or run == watched
         found.append([(finding.finding, finding.layer) for finding in hookscope.diagnose(watched)])
         ends.append(([note["note"] for note in run.notes], run.end["reason"], len(hookscope.plot(watched).axes)))
         texts.append(repr(monitor))
-    with pytest.raises(UsageError, match="lines of this run are in its log"):
-        hookscope.plot(monitor)
     assert found[0] == found[1] and ends[0] == ends[1]
     if rate < 1:
         assert found[0] == [("dead-layer", "2")] and ends[0][:2] == ([], "done")
-        assert texts[0] == "Monitor(Sequential: 12 of 12 steps sampled; see .run)" and "read_runs" in texts[1]
+        assert set(texts) == {"Monitor(Sequential: 12 of 12 steps sampled; see .run)"}
     else:
         assert ("non-finite", "3") in found[0] and ends[0][:2] == (["non-finite"], "stopped")

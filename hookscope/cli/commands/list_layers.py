@@ -64,6 +64,9 @@ class ListLayers(RowCommand):
         rows = tracing.LAYER_CALLS.rows(tracing.rows_of_type(trace, types or None, ops))
         lines = _lines(totals, shown, f"{self.model} at {'x'.join(map(str, size))}")
         lines[-1] += " (by a real pass)" if trace.real else ""
+        more = tracing.totals_of_type(trace, ("all",)).type_calls - totals.type_calls
+        if more and not types and not ops:
+            lines = [f"not listed: {counted(more, 'call')} of other layers; --type all lists them", *lines]
         if not ops and (words := operations_in_words(trace.operations)):
             lines = [f"not listed: {words}; --ops lists them", *lines]
         self.print(Report([Section(rows, tracing.LAYER_CALLS)], totals=lines))

@@ -262,7 +262,8 @@ class ModelOptions(Options):
         with process.prints_to_standard_error(), progress.download_progress() as show:
             net = models.load_model(**options, progress=show)
         for text in net.notes:
-            note(f"Note: {text}" + "; its answers mean nothing" * (text == net.missing_weights))
+            if text != net.missing_weights:  # of which a warning told
+                note(f"Note: {text}")
         if pictures:
             note_assumption(net)
         Output.now.begin(f"running {name}")
