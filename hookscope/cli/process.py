@@ -237,5 +237,6 @@ def warnings_as_notes() -> Iterator[None]:
             note(f"{'Note' if isinstance(message, OutputNote) else 'Warning'}: {text}")
 
     with warnings.catch_warnings():
+        warnings.simplefilter("always", OutputNote)
         warnings.showwarning = show
         yield

@@ -265,6 +265,8 @@ class change_gradients:  # used like a function: `with change_gradients(...)`  #
         if not isinstance(changes, Mapping):
             do = "give a dictionary such as {'layer3': ZeroGradient()}"
             raise UsageError(f"changes must be a mapping, not {kind_of(changes)}", do=do)
+        if named := next((change.__name__ for change in changes.values() if isinstance(change, type)), ""):
+            raise UsageError(f"'{named}' is a class", do=f"give an instance, `{named}(...)`")
         self._model, self._changes, self._types = module_of(model), dict(changes), types
         self._stack = ExitStack()
         self._block: object | None = None  # a new object for each block, None outside a block

@@ -42,7 +42,7 @@ Changes = Mapping[Any, Any] | Iterable[tuple[Any, AnyChange]]  # mypy joins chan
 
 def pairs_of(changes: Changes) -> Iterator[tuple[str | Selection, AnyChange]]:
     """Check ``changes`` and yield each selection with one change, in order."""
-    if not isinstance(changes, Iterable):
+    if isinstance(changes, str) or not isinstance(changes, Iterable):
         do = "give a dictionary such as {'layer3': Zero()}, or pairs"
         raise UsageError(f"changes must be a mapping or pairs, not {type_with_article(changes)}", do=do)
     for pair in changes.items() if isinstance(changes, Mapping) else changes:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from hookscope.errors import ModelError, OutputNote, UsageError, kind_of
+from hookscope.errors import ModelError, OutputNote, UsageError, kind_of, spelled
 from hookscope.findings import listed
 from hookscope.models.choices import AUTOCAST, DTYPES, PreprocessChoice, autocast_dtypes
 from hookscope.models.factories import find_in_source, preprocess_of, return_only
@@ -106,7 +106,7 @@ def load_model(
     preprocess = _prepared(loaded, chosen, input_size, where)
     checkpoint = choice.text if choice.kind is WeightsKind.FILE else loaded.checkpoint
     if loaded.missing_weights:
-        warnings.warn(f"{loaded.missing_weights}; its answers mean nothing", OutputNote, stacklevel=2)
+        warnings.warn(spelled(f"{loaded.missing_weights}; its answers mean nothing"), OutputNote, stacklevel=2)
     of = {"device": where, "preprocess": preprocess, "checkpoint": checkpoint, "seed": seed}
     return replace(loaded, categories=names or loaded.categories, **of)
 

@@ -103,9 +103,9 @@ class NonFiniteReport(Shown):
 
     def _cells(self) -> Cells:
         first = self.first
-        cause = (
-            {} if first is None else {"first": first.call.key or "(model)", "kind": first.kind, "cause": first.cause}
-        )
+        cause = {"first": "all finite"}
+        if first is not None:
+            cause = {"first": first.call.key or "(model)", "kind": first.kind, "cause": first.cause}
         return {**cause, "operations": self.operations, "values": self.values, "layers": self.layers}
 
     def _rows(self) -> Sequence[NonFinite]:

@@ -183,7 +183,8 @@ class Monitor(RunProgress):
 
     def __repr__(self) -> str:
         model = "every model" if self._model is None else type(self._model).__name__
-        return f"Monitor({model}: {self.sampled} of {self.steps} steps sampled; see .run)"
+        told = "see .run" if hasattr(self, "_output") else "not started: `with monitor:` around the training"
+        return f"Monitor({model}: {self.sampled} of {self.steps} steps sampled; {told})"
 
     def __enter__(self) -> Self:
         super().__init__()  # a second run starts from 0

@@ -68,6 +68,7 @@ index  name  call  input_shape  output_shape  params  macs  receptive_field  not
 
 type: Conv2d
 left out: stride; --format tsv has all
+not listed: 1 call of other layers; --type all lists them
 3 Conv2d calls, 1 layer did not run
 Conv2d: 138 parameters, 11,840 MACs
 nets.py:Net at 8x10: 138 parameters, 11,840 MACs

@@ -150,7 +150,7 @@ def test_what_the_module_has_is_named_where_the_loaded_model_lacks_it() -> None:
 def test_what_is_assumed_of_a_plain_module_is_said_once_by_every_call(take: Callable[[Any], Any]) -> None:
     net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten())
     note_input.cache_clear()
-    said = "Sequential does not say .*: assumed resize 256, crop 224, ImageNet mean and std; give a tensor, or what"
+    said = "Sequential does not say .*: assumed resize 256, crop 224, ImageNet mean and std; hookscope.load_model"
     with pytest.warns(ImageWarning, match=said) as told:
         take(net)
     assert len(told) == 1

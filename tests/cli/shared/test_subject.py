@@ -8,6 +8,7 @@ import pytest
 from PIL import Image
 
 from hookscope import load_model
+from hookscope.cli import process
 from hookscope.cli.shared.subject import ModelOptions, image_list
 from hookscope.errors import HookscopeError, ImageError, UsageError
 
@@ -84,7 +85,8 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def notes_of_a_run(capsys: pytest.CaptureFixture[str], model: str = "squeezenet1_1") -> str:
-    net = ModelOptions(model=model).load()
+    with process.warnings_as_notes():
+        net = ModelOptions(model=model).load()
     assert net.weights == "random (seed 0)"
     return capsys.readouterr().err
 
