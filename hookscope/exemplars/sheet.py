@@ -291,6 +291,7 @@ class ExemplarsSheet:
         y += 5
         self.pen.text((MARGIN, y), f"channel {channel.channel}", INK, font(_TEXT + 1, True))
         words = ["one value for all"] if len(channel.counts) == 1 and int(channel.counts[0]) > 1 else []
+        words += ["below 0 on all images"] if channel.most and channel.most[0].value < 0 else []
         words += [f"selectivity {channel.selectivity:.2f}"] if channel.selectivity is not None else []
         words += [f"for {channel.best_class}"] if channel.best_class else []
         words += [f"{label} {count}" for label, count in channel.classes]
@@ -349,7 +350,10 @@ def _histogram(pen: ImageDraw.ImageDraw, channel: ChannelExemplars, x: int, y: i
         left, right = x + at * _HISTOGRAM // len(bars), x + (at + 1) * _HISTOGRAM // len(bars) - 1
         if count:
             pen.rectangle((left, bottom - round((CELL - 2) * math.sqrt(count / highest)), right, bottom), _BAR)
-    low, high = (f"{end:.4g}" for end in (channel.edges[0], channel.edges[-1]))
+    # a bucket ends beyond the values in it
+    least = max([float(channel.edges[0]), *(exemplar.value for exemplar in channel.least[:1])])
+    most = min([float(channel.edges[-1]), *(exemplar.value for exemplar in channel.most[:1])])
+    low, high = f"{least:.4g}", f"{most:.4g}"
     pen.text((x, bottom + 2), low, FAINT, font(_TEXT))
     pen.text((x + _HISTOGRAM - font(_TEXT).getlength(high), bottom + 2), high, FAINT, font(_TEXT))
 
