@@ -291,7 +291,7 @@ class ExemplarsSheet:
         y += 5
         self.pen.text((MARGIN, y), f"channel {channel.channel}", INK, font(_TEXT + 1, True))
         words = ["one value for all"] if len(channel.counts) == 1 and int(channel.counts[0]) > 1 else []
-        words += ["below 0 on all images"] if channel.most and channel.most[0].value < 0 else []
+        words += ["always below 0"] if channel.most and channel.most[0].value < 0 else []
         words += [f"selectivity {channel.selectivity:.2f}"] if channel.selectivity is not None else []
         words += [f"for {channel.best_class}"] if channel.best_class else []
         words += [f"{label} {count}" for label, count in channel.classes]
