@@ -275,9 +275,9 @@ def find_exemplars(
         raise UsageError(f"no measure '{measure}'", f"there are {', '.join(MEASURES)}")
     classes = select_types(types) if types else None
     given = paths if isinstance(paths, Sequence) and not isinstance(paths, str) else [paths]
-    files: list[Any] = list_pictures(given) if folders is None else list(given)
-    if not all(isinstance(path, str) for path in files):
+    if not all(isinstance(path, str | os.PathLike) for path in given):
         raise UsageError("exemplars are found in files, not in memory", do="save the images, and give their paths")
+    files: list[Any] = list_pictures(given) if folders is None else list(given)
     if folders is None:
         folders = [os.fspath(path) for path in given if os.path.isdir(path)]
     below = tuple(map(os.path.normpath, folders))

@@ -32,6 +32,7 @@ from hookscope.hooks import (
     layers_with_weights,
     leaves_of,
     module_of,
+    names_of,
     norm_and_nonfinite,
     output_of,
     passed_on,
@@ -239,8 +240,7 @@ def layer_gradients(
         >>> report.layers[0].grad_output.norm, report.parameters[0].gradient.norm
         (1.0, 3.0)
     """
-    model = module_of(model)
-    loss = as_loss(loss)
+    loss, model = as_loss(loss, names_of(model)), module_of(model)
     check_hookable(model)
     if layers is None:
         layers = "all" if types else layers_with_weights(model)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -279,14 +279,14 @@ AnyLoss = Loss | OwnLoss
 LossLike = AnyLoss | str | Callable[[Any], Any] | None
 
 
-def as_loss(loss: LossLike) -> AnyLoss:
+def as_loss(loss: LossLike, categories: Sequence[str] | None = None) -> AnyLoss:
     """The loss for a `Loss`, a name, a function of the model's output, or None (the score of the most likely class)."""
-    if loss is None:
-        return Loss()
-    if isinstance(loss, Loss | OwnLoss):
+    if loss is None or isinstance(loss, str):
+        return Loss(loss or "score", categories=categories)
+    if isinstance(loss, Loss):
+        return replace(loss, categories=loss.categories or categories)
+    if isinstance(loss, OwnLoss):
         return loss
-    if isinstance(loss, str):
-        return Loss(loss)
     if callable(loss):
         return OwnLoss(loss)
     exists = f"there are {', '.join(LOSSES)}"

@@ -31,6 +31,7 @@ from hookscope.hooks import (
     leaves_of,
     module_of,
     named_inputs,
+    names_of,
     passed_on,
     tensors_in,
 )
@@ -235,8 +236,7 @@ def trace_events(
         >>> [(event.event, event.tensors[""].values) for event in record.events]
         [('pre-hook', [[3.0, 4.0]]), ('forward', [[7.0]]), ('backward', [[1.0]])]
     """
-    model = module_of(model)
-    chosen = None if loss is None else as_loss(loss)
+    chosen, model = None if loss is None else as_loss(loss, names_of(model)), module_of(model)
     with ExitStack() as stack:
         stack.enter_context(differentiable(model))
         if not backward:

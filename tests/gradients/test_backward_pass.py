@@ -2,6 +2,7 @@
 
 import copy
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -395,3 +396,10 @@ def test_without_a_selection_layers_with_weights_are_measured() -> None:
     report = layer_gradients(net, torch.rand(1, 1, 3, 3), lambda output: output.sum())
     assert [layer.call.key for layer in report.layers] == ["0", "1"]
     assert {p.layer for p in report.parameters} == {"0", "1"}
+
+
+def test_a_loss_takes_the_class_names_of_a_loaded_model() -> None:
+    net = load_model("shapes")
+    report = layer_gradients(net, Path(__file__).parents[2] / "samples/shapes/star.png", Loss("cross_entropy", "star"))
+    [target] = report.targets
+    assert target.label == "star" and report.loss == "cross-entropy"
