@@ -167,7 +167,7 @@ def draw_training_page(runs: Sequence[Run] | StrPath, findings: Sequence[TimedFi
         shown = [chart for chart in charts if chart.values]
         views.append(RowView(named, call_key(str(row.get("layer")), row.get("call") or 0), charts=shown))
     columns = list(dict.fromkeys(name for view in views for name in view.row if name not in ("call", "model", "order")))
-    facts = {"runs": len(drawn), "steps": len({row.get("step") for row in run.rows}), "layers": len(views)}
+    facts = {"runs": len(drawn), "sampled steps": len({row.get("step") for row in run.rows}), "layers": len(views)}
     tables = [result_table("Layers at the last step", "calls", columns, views)]
     plot = run_plot(run, findings)
     losses = [(name, loss) for name, run_series in zip(names, series, strict=True) for loss in run_series.losses]

@@ -109,7 +109,8 @@ def _from_the_loss_on(
 def _cause(operation: str) -> tuple[str, str]:
     """Where a value came from, and what people do about it."""
     if operation == "input":
-        return "it comes from the data", "look at the data of this step"
+        why = "it is in the data, or made of them before this layer"
+        return why, "look at the data of this step, and at operations before the layer"
     return f"made by {operation}", f"keep the input of {operation} in its range, or lower the learning rate"
 
 

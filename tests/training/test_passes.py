@@ -222,7 +222,8 @@ NON_FINITE = {
     "input": (
         of_fc(lambda net, x: net.fc(x)),
         float("nan"),
-        "NaN in the input of fc (Linear); it comes from the data; look at the data of this step",
+        "NaN in the input of fc (Linear); it is in the data, or made of them before this layer; "
+        "look at the data of this step, and at operations before the layer",
         "input",
     ),
     "function before it": (

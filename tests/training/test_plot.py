@@ -234,5 +234,5 @@ def test_the_last_run_of_a_log_is_drawn(tmp_path: Path) -> None:
     path.write_text("")
     with pytest.raises(InputError, match="holds no run yet"):
         plot_training(path)
-    with pytest.raises(UsageError, match="expected a Run or the path of its log, got list"):
+    with pytest.raises(UsageError, match="expected the path of a file, got list"):
         findings_over_time([path])  # type: ignore[arg-type]

@@ -174,7 +174,8 @@ class WatchRun:
         if self._monitor is None:  # a note has said why
             return ""
         if not self._monitor.steps:
-            contents = self._contents() if self._monitor.backwards else ": there was nothing to watch"
+            has_lines = self._monitor.backwards or self._monitor.stopped
+            contents = self._contents() if has_lines else ": there was nothing to watch"
             note = f"Note: no optimizer of torch took a step in {name}{contents}"
             options = [word for word in self._script.words[1:] if word.partition("=")[0] in _OWN_OPTIONS]
             return f"{note}; {options[0]} went to the script: options of watch go before it" if options else note
@@ -195,7 +196,9 @@ class WatchRun:
         except Exception:  # the script may have changed the file
             return ""
         counts = f"{counted(len(run.rows) or len(run.facts), 'line')} in {self._log}"
-        return f", {counts}; {verdict(findings)}{show}"
+        said = verdict(findings)
+        said += " in the training steps, data and validation are not judged" * said.startswith("no errors")
+        return f", {counts}; {said}{show}"
 
     def _say(self, text: str, always: bool = False) -> None:
         """Write a note to standard error as it was before the script, which may have redirected it."""
