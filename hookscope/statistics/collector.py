@@ -226,11 +226,15 @@ class StatisticsCollector(Shown):
             self.coverage.unmeasured[call, ""] = "it returned no tensor"
 
     def _tensors_of(self, output: Any) -> Iterator[tuple[str, Tensor, str | None]]:
-        """Each tensor of an output, with its part; and with its image where the output lists a mapping for each."""
+        """Each tensor of an output, with its part; and with its image where the output lists a mapping for each.
+
+        Whole numbers in such a mapping are the labels of boxes.
+        """
         names = self._pass.names
         if isinstance(output, list) and len(output) == len(names) and all(isinstance(item, Mapping) for item in output):
             for image, item in zip(names, output, strict=True):
-                yield from ((part, tensor, image) for part, tensor in tensors_in(item).items())
+                tensors = tensors_in(item).items()
+                yield from ((part, tensor, image) for part, tensor in tensors if _has_fractions(tensor))
         else:
             yield from ((part, tensor, None) for part, tensor in tensors_in(output).items())
 
