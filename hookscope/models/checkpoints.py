@@ -204,7 +204,8 @@ def _load_torch(path: str | os.PathLike[str], head: bytes) -> Any:
         if danger:
             asked = f"{path} is more than weights: loading it {danger}; refused"
             raise WeightsError(asked, do="save model.state_dict()") from error
-        raise WeightsError(f"cannot read weights {path}: damaged, incomplete or not a checkpoint") from error
+        do = "give it as MODEL" if os.fspath(path).endswith((".onnx", ".pt2")) else ""
+        raise WeightsError(f"cannot read weights {path}: damaged, incomplete or not a checkpoint", do=do) from error
 
 
 def _danger(text: str, head: bytes) -> str:

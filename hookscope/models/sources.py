@@ -415,6 +415,9 @@ def find_source(model: str | ModelSource) -> ModelSource:
     for source in SOURCES:
         if source.matches(model):
             return source(model)
+    if os.path.isfile(model):
+        do = "export it as .pt2 or .onnx, or give a .py file with its class"
+        raise ModelError(f"'{model}' is not a model", "TorchScript and other files take no hooks", do)
     if "/" in model:
         raise ModelError(f"no model '{model}'", "a file needs a factory", "write path/to/file.py:factory")
     if os.path.isfile(f"{model}.py"):

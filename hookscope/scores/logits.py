@@ -28,11 +28,11 @@ _SCORES, _FEATURES = re.compile("logit|score|class|prob|pred|label"), re.compile
 _BOXES = "boxes, labels and scores of objects"
 _GIVES = {"detection": _BOXES, "batched_detection": _BOXES, "optical_flow": "the flow of pixels"}
 EXPLAIN_SIMILARITY = "explain the similarity to another image: ‹SimilarityTarget|--similar-to IMAGE›"
-FIND_NON_FINITE = "see ‹examine_gradients(detect_anomaly=True)|gradients --detect-anomaly›"
+FIND_NON_FINITE = "see ‹find_non_finite|`hookscope gradients --detect-anomaly`›"
 CHOOSE_OUTPUT = "‹load_model(..., model_output=NAME)|--model-output NAME›"
 ASK_FOR_A_BOX = "name a box: ‹BoxTarget(0)|--target box:0›"
 _INSTEAD = (
-    "‹capture, measure_images and layer_gradients(loss='mse')|visualize, stats and `gradients --loss mse`› work on it"
+    "‹inspect, capture and layer_gradients(loss='mse')|inspect, visualize, stats and `gradients --loss mse`› work on it"
 )
 
 

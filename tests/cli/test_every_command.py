@@ -279,7 +279,7 @@ def test_a_model_without_classes_has_other_commands(
     words = [] if ":" in model else ["--weights", "none"]
     status, out, errors = run(command, *words, *(["--input-size", "32"] if command == "predict" else []), model=model)
     assert (status, out, errors.count("Error: ")) == (1, "", 1)
-    works = "visualize, stats and `gradients --loss mse` work on it"
+    works = "inspect, visualize, stats and `gradients --loss mse` work on it"
     if model.startswith("ssdlite") and command in ("cam", "saliency"):
         works = "name a box: --target box:0"
     message = f"no score for each class; {works}"

@@ -78,13 +78,13 @@ def test_a_model_without_classes_is_refused_with_what_works_on_it(output: Any, t
     net = seeded(lambda: Gives(output))
     options = {"layers": "conv"} if method == "gradcam" else {}
     refuses(method, net, picture(), ModelError, text, **options)
-    works = "name a box: BoxTarget(0)" if "boxes" in text else "capture, measure_images and layer_gradients(loss='mse')"
+    works = "name a box: BoxTarget(0)" if "boxes" in text else "inspect, capture and layer_gradients(loss='mse')"
     refuses(method, net, picture(), ModelError, works, **options)
 
 
 @METHODS
 def test_scores_that_are_not_finite_are_refused(method: str) -> None:
-    says = "is not finite; see examine_gradients(detect_anomaly=True)"
+    says = "is not finite; see find_non_finite"
     for layer, bad, target in (("first", torch.nan, "top:5"), ("head", torch.inf, "1,0"), ("head", torch.nan, 0)):
         net = small()
         with torch.no_grad():

@@ -71,11 +71,11 @@ def test_a_picture_or_a_model_that_does_not_fit_is_refused(net: LoadedModel, pic
     with pytest.raises(CategoriesError, match="1 class name for 1,000 classes of the model; give the class names"):
         predict(net, [picture], categories=["a"])
     flow = dataclasses.replace(net, family="optical_flow", name="raft")
-    with pytest.raises(ModelError, match="raft gives the flow of pixels, no score for each class; capture"):
+    with pytest.raises(ModelError, match="raft gives the flow of pixels, no score for each class; inspect, capture"):
         predict(flow, [picture])
     with pytest.raises(UsageError, match="expected one image, got 2"):
         predict(dataclasses.replace(net, model=Function(lambda x: x.new_zeros(2, 3)), categories=None), [picture])
-    with pytest.raises(ModelError, match="the model has no classes: its scores are empty; capture, measure_images"):
+    with pytest.raises(ModelError, match="the model has no classes: its scores are empty; inspect, capture"):
         predict(dataclasses.replace(net, model=Function(lambda x: x.new_zeros(1, 0)), categories=None), [picture])
 
 
@@ -179,7 +179,7 @@ def test_outputs_without_scores(output: Any, words: str) -> None:
         class_scores(output, "mynet")
     assert caught.value.asked.startswith(f"mynet gives {words}")
     assert caught.value.asked.endswith(", no score for each class")
-    assert caught.value.do.startswith("capture, measure_images and layer_gradients(loss='mse') work on it")
+    assert caught.value.do.startswith("inspect, capture and layer_gradients(loss='mse') work on it")
 
 
 def test_the_scores_of_the_only_picture_stay_in_the_graph() -> None:
@@ -221,7 +221,7 @@ def test_predictions() -> None:
     ("family", "gives"), [("detection", "boxes, labels and scores of objects"), ("optical_flow", "the flow of pixels")]
 )
 def test_families_without_scores_are_refused_before_a_pass(family: str, gives: str) -> None:
-    with pytest.raises(ModelError, match=f"mynet gives {gives}, no score for each class; capture, measure_images and"):
+    with pytest.raises(ModelError, match=f"mynet gives {gives}, no score for each class; inspect, capture and"):
         check_family(family, "mynet")
     for other in ("classification", "segmentation", "video"):
         check_family(other)

@@ -159,7 +159,7 @@ def test_a_segmentation_of_one_class_is_explained_where_its_score_is_above_zero(
     [
         ("bus", segmented(), "the segmentation has no pixel of bus; it has sky, cat, dog; choose one of these"),
         (0, -torch.ones(1, 1, 2, 2), "the segmentation has no pixel of sky"),
-        ("top:1", torch.ones(1, 4, 2, 3), "the model gives 1x4x2x3 values, no score for each class; capture"),
+        ("top:1", torch.ones(1, 4, 2, 3), "the model gives 1x4x2x3 values, no score for each class; inspect, capture"),
         (0, {"tokens": torch.ones(1, 4, 2), "pooler_output": torch.ones(1, 2)}, "no score for each class; explain the"),
         (0, {"image_embeds": torch.ones(1, 4)}, "gives image_embeds of 1x4, no score for each class; explain the"),
         (RegionTarget(torch.ones(2, 2)), LOGITS, "gives 1x3 values, no scores of classes at each pixel; a region"),
