@@ -125,6 +125,11 @@ def test_both_readmes_state_the_same_numbers():
     assert chinese == english
 
 
+def test_the_chinese_table_of_commands_has_every_command():
+    table = (ROOT / "docs/zh-CN/commands.md").read_text()
+    assert sorted(re.findall(r"^\| `(.+?)` \| .+ \|$", table, re.MULTILINE)) == sorted(COMMANDS)
+
+
 def test_every_finding_has_a_meaning_and_advice_in_chinese():
     """The entries of docs/zh-CN/findings.toml against the catalogue: what is missing there, and what is too much."""
     english = {
