@@ -416,8 +416,8 @@ def find_source(model: str | ModelSource) -> ModelSource:
         if source.matches(model):
             return source(model)
     if os.path.isfile(model):
-        do = "export it as .pt2 or .onnx, or give a .py file with its class"
-        raise ModelError(f"'{model}' is not a model", "TorchScript and other files take no hooks", do)
+        do = "give a checkpoint with ‹weights=FILE|--weights FILE›, export TorchScript as .pt2 or .onnx"
+        raise ModelError(f"'{model}' is not a model", "weights need their architecture, TorchScript takes no hooks", do)
     if "/" in model:
         raise ModelError(f"no model '{model}'", "a file needs a factory", "write path/to/file.py:factory")
     if os.path.isfile(f"{model}.py"):

@@ -419,3 +419,9 @@ def test_the_installed_package(name: str, tmp_path: Path) -> None:
             assert torch.equal(own.model(prepared[None])[0], other(prepared[None])[0])
         with pytest.raises(WeightsError, match="more than weights"):
             load_model(f"ultralytics:{name}", weights=tmp_path / "three.pt")
+
+
+def test_a_file_that_is_no_model_says_where_weights_and_torchscript_go(tmp_path: Path) -> None:
+    (tmp_path / "net.pth").write_bytes(b"weights")
+    with pytest.raises(ModelError, match=r"net.pth. is not a model; weights .*; give a checkpoint with weights=FILE"):
+        find_source(str(tmp_path / "net.pth"))
