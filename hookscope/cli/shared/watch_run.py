@@ -197,7 +197,7 @@ class WatchRun:
             return ""
         counts = f"{counted(len(run.rows) or len(run.facts), 'line')} in {self._log}"
         said = verdict(findings)
-        said += " in the training steps, data and validation are not judged" * said.startswith("no errors")
+        said += " in the training steps; data and validation are not judged" * said.startswith("no errors")
         return f", {counts}; {said}{show}"
 
     def _say(self, text: str, always: bool = False) -> None:
