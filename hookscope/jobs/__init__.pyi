@@ -1,4 +1,5 @@
-from .engines import RayEngine as RayEngine, TorchrunEngine as TorchrunEngine
+from .engines import TorchrunEngine as TorchrunEngine
+from .ray_engine import RayEngine as RayEngine
 from .run import (
     AGAIN as AGAIN,
     Engine as Engine,

@@ -21,7 +21,7 @@ from PIL import Image
 
 from hookscope import extract, find_exemplars, load_model
 from hookscope.errors import HookscopeError, InstallationError, LayerError, ModelError, UsageError
-from hookscope.jobs import LocalEngine, RayEngine, TorchrunEngine, engines
+from hookscope.jobs import LocalEngine, RayEngine, TorchrunEngine, ray_engine
 from hookscope.jobs.engines import unpacked
 from hookscope.models import package_versions
 from hookscope.statistics import SavedStatistics, StatisticsJob, load_statistics, measure_images
@@ -113,11 +113,11 @@ def test_workers_measure_what_this_process_measures(
     pytest.importorskip("ray.cloudpickle")
 
     def rows(engine: Any, ray: Any, job: Any, packed: bytes, blocks: list[bytes]) -> Iterator[bytes]:
-        workers = [engines.ray_worker(packed, package_versions(), os.getcwd(), "cpu") for _ in range(2)]
+        workers = [ray_engine.ray_worker(packed, package_versions(), os.getcwd(), "cpu") for _ in range(2)]
         return (workers[number % 2](block) for number, block in enumerate(blocks))
 
     monkeypatch.setattr(RayEngine, "_rows", rows)
-    monkeypatch.setattr(engines, "_connected", lambda *arguments: contextlib.nullcontext())
+    monkeypatch.setattr(ray_engine, "_connected", lambda *arguments: contextlib.nullcontext())
     assert_equal(measure(names, RayEngine(block=16)), measure(names))
 
 
@@ -132,11 +132,11 @@ def test_ray_measures_what_this_process_measures(names: list[str], forget_files:
 
 @pytest.mark.skipif(os.name != "posix", reason="signals of a thread")
 def test_a_process_of_ray_that_was_killed_is_one_line_soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engines, "_SECONDS_TO_LOOK", 0.01)
+    monkeypatch.setattr(ray_engine, "_SECONDS_TO_LOOK", 0.01)
     words = "Ray ended on this machine: its process raylet was killed or crashed; try again, or use"
-    with pytest.raises(HookscopeError, match=words), engines._interrupted_if(lambda: [("raylet", None)]):
+    with pytest.raises(HookscopeError, match=words), ray_engine._interrupted_if(lambda: [("raylet", None)]):
         time.sleep(30)
-    with pytest.raises(KeyboardInterrupt), engines._interrupted_if(list):
+    with pytest.raises(KeyboardInterrupt), ray_engine._interrupted_if(list):
         signal.raise_signal(signal.SIGINT)
 
 
@@ -148,14 +148,14 @@ def test_a_signal_while_ray_starts_has_our_status(monkeypatch: pytest.MonkeyPatc
     ray = types.SimpleNamespace(is_initialized=lambda: False, init=init, shutdown=lambda: ended.append(True))
     ended: list[bool] = []
     logging = types.SimpleNamespace(stdout_deduplicator=types.SimpleNamespace(skip_re=None))
-    monkeypatch.setattr(engines.importlib, "import_module", lambda name: logging)
-    with pytest.raises(SystemExit) as error, engines._connected(ray, None):
+    monkeypatch.setattr(ray_engine.importlib, "import_module", lambda name: logging)
+    with pytest.raises(SystemExit) as error, ray_engine._connected(ray, None):
         pass
     assert (error.value.code, ended) == (status, [True])
 
 
 def test_ray_is_an_extra(names: list[str], monkeypatch: pytest.MonkeyPatch, forget_files: None) -> None:
-    monkeypatch.setattr(engines.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(ray_engine.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(InstallationError, match=r"Ray is not installed; pip install 'hookscope\[ray\]'"):
         measure(names, RayEngine())
 
@@ -164,17 +164,17 @@ def test_ray_is_an_extra(names: list[str], monkeypatch: pytest.MonkeyPatch, forg
 def test_a_cluster_that_does_not_answer_is_one_line_soon(address: str) -> None:
     began = time.monotonic()
     with pytest.raises(HookscopeError, match=f"no Ray cluster answers at {address}: "):
-        engines._check_answer(address)
+        ray_engine._check_answer(address)
     assert time.monotonic() - began < 15
 
 
 def test_a_cluster_that_is_silent_is_one_line_soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert engines._SECONDS_TO_ANSWER < 15
-    monkeypatch.setattr(engines, "_SECONDS_TO_ANSWER", 0.5)
+    assert ray_engine._SECONDS_TO_ANSWER < 15
+    monkeypatch.setattr(ray_engine, "_SECONDS_TO_ANSWER", 0.5)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"127.0.0.1:{silent.getsockname()[1]}"
         with pytest.raises(HookscopeError, match=f"no Ray cluster answers at {address}: it is silent for 0.5 s"):
-            engines._check_answer(address)
+            ray_engine._check_answer(address)
 
 
 @pytest.mark.parametrize(
@@ -184,7 +184,7 @@ def test_a_cluster_that_is_silent_is_one_line_soon(monkeypatch: pytest.MonkeyPat
 def test_an_address_that_ray_data_cannot_use_is_refused(address: str, words: str) -> None:
     def connect() -> None:
         RayEngine(address)
-        engines._check_answer(address)
+        ray_engine._check_answer(address)
 
     with pytest.raises(UsageError, match=words):
         connect()
@@ -208,17 +208,17 @@ def test_gpus_are_a_share_or_whole(gpus: float) -> None:
 def test_workers_are_as_many_as_the_cluster_has_room_for(
     has: dict[str, float], processors: int, gpus: float, workers: int
 ) -> None:
-    assert engines._most_workers(has, processors, gpus) == workers
+    assert ray_engine._most_workers(has, processors, gpus) == workers
     for too_few, share, words in (({"CPU": 8.0}, 0.5, "has 0"), ({"CPU": 1.0}, 0, "needs 2 proc")):
         with pytest.raises(HookscopeError, match=words):
-            engines._most_workers(too_few, 2, share)
+            ray_engine._most_workers(too_few, 2, share)
 
 
 def test_other_versions_on_a_worker_are_refused() -> None:
     here = package_versions()
-    engines.check_versions(here | {"torch": here["torch"].partition("+")[0] + "+cpu"})
+    ray_engine.check_versions(here | {"torch": here["torch"].partition("+")[0] + "+cpu"})
     with pytest.raises(InstallationError, match=f"a worker has hookscope {here['hookscope']}, and this process 0.0.1"):
-        engines.check_versions(here | {"hookscope": "0.0.1"})
+        ray_engine.check_versions(here | {"hookscope": "0.0.1"})
 
 
 def test_a_model_that_cannot_be_sent_is_one_line(names: list[str], forget_files: None) -> None:
@@ -226,7 +226,7 @@ def test_a_model_that_cannot_be_sent_is_one_line(names: list[str], forget_files:
     net = load_model("nets.py:net", preprocess="none")
     net.model.lock = (each for each in names)  # type: ignore[assignment]
     with pytest.raises(ModelError, match=r"nets.py:net cannot be sent to other processes: TypeError.*generator"):
-        engines._packed(None, net, cloudpickle)  # type: ignore[arg-type]
+        ray_engine._packed(None, net, cloudpickle)  # type: ignore[arg-type]
 
 
 class OnlyHere:
@@ -236,7 +236,7 @@ class OnlyHere:
 
 def test_a_model_that_a_worker_cannot_load_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)  # where a worker goes; the test comes back
-    worker = engines.ray_worker(pickle.dumps(OnlyHere()), package_versions(), str(tmp_path), "cpu")
+    worker = ray_engine.ray_worker(pickle.dumps(OnlyHere()), package_versions(), str(tmp_path), "cpu")
     words = "a worker cannot load the model: ModuleNotFoundError: No module named 'onlyhere'; install what it imports"
     with pytest.raises(ModelError, match=words):
         unpacked(worker(b""))
