@@ -298,10 +298,10 @@ class InspectionRun:
 
     def _answers(self, output: Any) -> tuple[Tensor | None, tuple[Prediction, ...], Prediction | None]:
         """The scores ``(K,)``, the best classes and the explained one; nothing for an output without scores."""
+        self.softmax = any(map(is_distribution, tensors_in(output).values()))
         if without_scores(output, self.net.family, self.net.name):
             return None, (), None
         scores, names = one_picture(class_scores(output, self.net.name)), self.net.categories
-        self.softmax = any(map(is_distribution, tensors_in(output).values()))
         [label, *_] = predictions(scores, names, self.target)
         return scores, tuple(predictions(scores, names, Target(_SHOWN))), label
 

@@ -195,11 +195,12 @@ def _before_ending(output: Tensor, notes: list[str]) -> Tensor:
 
 
 def is_distribution(output: Tensor) -> bool:
-    """Whether the values of each image are probabilities of classes: not below 0, below 1, and 1 in sum."""
+    """Whether the values of each image are probabilities of classes: not below 0, 1 in sum, and not all 0 or 1."""
     if output.dim() not in (2, 4) or output.shape[1] < 2 or not output.numel() or not output.is_floating_point():
         return False
     values = output.detach().float()
-    return bool((values >= 0).all() and (values < 1).all() and ((values.sum(1) - 1).abs() < _ROUNDING).all())
+    between = (values > 0) & (values < 1)  # a sure softmax rounds to 1
+    return bool((values >= 0).all() and between.any() and ((values.sum(1) - 1).abs() < _ROUNDING).all())
 
 
 def embeddings(output: Any) -> list[Tensor]:

@@ -145,3 +145,13 @@ def test_a_short_output_is_told_as_numbers_in_their_order(change: Any, names: li
 def test_scores_with_names_of_classes_are_no_numbers() -> None:
     image, _ = seen(ready(numbers(lambda scores: scores), categories=("a", "b", "c")))
     assert image.answer is None and len(image.classes) == 3
+
+
+@pytest.mark.parametrize(("last", "told"), [(nn.Softmax(1), True), (nn.Sigmoid(), False)])
+def test_a_segmentation_that_ends_in_a_softmax_is_told(last: nn.Module, told: bool) -> None:
+    net = segmenter()
+    for weight in net.parameters():
+        nn.init.normal_(weight)  # not as after initialisation
+    places = inspect(ready(nn.Sequential(net, last)), noise()).places
+    assert "random-weights" not in [place.kind for place in places]
+    assert ("probabilities-as-scores" in [place.kind for place in places]) is told

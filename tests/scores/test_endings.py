@@ -110,6 +110,9 @@ def test_probabilities_of_an_unknown_operation_are_taken_by_their_logarithms() -
     with pytest.warns(OutputNote, match="returns probabilities: the scores are their logarithms"):
         scores = class_scores(shares)
     np.testing.assert_allclose(probabilities(scores).numpy(), shares.numpy(), rtol=1e-6)
+    sure = torch.tensor([[40.0, 1.0, 0.0]]).softmax(1)  # its largest value is exactly 1
+    with pytest.warns(OutputNote, match="returns probabilities"):
+        np.testing.assert_allclose(probabilities(class_scores(sure)).numpy(), sure.numpy(), rtol=1e-6)
     for logits in (torch.tensor([[0.7, 0.2, 0.2]]), torch.tensor([[1.0, 0.0]]), torch.tensor([[1.2, -0.2]])):
         assert class_scores(logits) is logits
 
