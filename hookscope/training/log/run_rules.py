@@ -60,8 +60,13 @@ def centred(losses: Array) -> tuple[Array, int]:
 
 
 def _rises(loss: LossSeries, thresholds: TrainingThresholds) -> Iterator[TimedFinding]:
-    """After its lowest value the loss rises to the end of the run, by more than its noise."""
+    """After its lowest value the loss rises to the end of the run, by more than its noise.
+
+    A loss of both signs, such as of a policy gradient or a critic, does not say how good the model is.
+    """
     smooth = _smoothed(loss.losses)
+    if smooth.min() < 0 < smooth.max():
+        return
     noise = 1.4826 * float(np.median(np.abs(loss.losses - smooth)))
     lowest = int(np.argmin(smooth))
     limit = smooth[lowest] + max(thresholds.rising * abs(smooth[lowest]), _NOISE * noise)

@@ -269,6 +269,9 @@ def test_a_loss_must_rise_for_good() -> None:
     assert f"at step 590 it is {found.numbers['last']:.4g} (median of the last)" in found.evidence
     bump = FALLING + 0.8 * np.exp(-(((np.arange(60) - 40) / 4) ** 2))
     assert "loss-rises" not in {found.finding for found in told(bump.tolist())}
+    for lowest, rises in ((0.1, True), (-0.4, False)):  # a loss of both signs, as of a policy gradient
+        losses = np.concatenate([np.linspace(0.4, lowest, 40), np.linspace(lowest, 0.9, 20)]) + noise(60, 0.02)
+        assert ("loss-rises" in {found.finding for found in told(losses.tolist())}) is rises
 
 
 def test_leaps_are_found_but_losses_of_two_optimizers_may_rise_and_few_steps_be_flat() -> None:
