@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from itertools import combinations
 
 import numpy as np
-import torch
 from torch import Tensor, nn
 
 from hookscope.findings import CATALOGUE, Finding, default
@@ -30,7 +29,6 @@ _ARITHMETIC = {"add", "sub", "mul", "div", "truediv", "pow", "square", "sqrt", "
 _NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")  # of a block
 _FEWEST, _MOST = 20, 192  # channels, below which chance is wide, and that are compared
 _LEAST, _DEEPEST = 8, 4096  # values of a channel: two rows of fewer are alike by chance, and more tell nothing more
-_PERMUTATIONS = 48
 _DIRECT = "direct"
 _DIRECT_OTHERS, _OTHERS = 2, 3  # pairs of one kind beside those at chance
 _CHANCE, _FITS = default("unsuited-weights", "chance"), default("unsuited-weights", "fits")
@@ -65,11 +63,23 @@ class Pair:
 
 
 def from_chance(one: Tensor, other: Tensor) -> float:
-    """How far two likenesses ``(n, n)`` go together, in standard deviations from a random order of one of them."""
-    generator = torch.Generator().manual_seed(0)
-    orders = [torch.randperm(len(one), generator=generator) for _ in range(_PERMUTATIONS)]
-    chance = torch.stack([(one[order][:, order] * other).sum() for order in orders])
-    return float(((one * other).sum() - chance.mean()) / chance.std().clamp(min=1e-30))
+    """How far two likenesses ``(n, n)`` go together, in standard deviations from a random order of one of them.
+
+    Both are symmetric, and their diagonals do not count. Mean and variance are over all orders (Mantel, 1967): a pair
+    of rows meets itself, a pair with one row in common, or a pair with none.
+    """
+    n = len(one)
+    one, other = (each.double() - each.double().diag().diag() for each in (one, other))
+    meetings = zip(_products(one), _products(other), (2, 4 * (n - 2), (n - 2) * (n - 3)), strict=True)
+    mean = one.sum() * other.sum() / (n * (n - 1))
+    variance = sum(a * b / ways for a, b, ways in meetings) / (n * (n - 1)) - mean**2
+    return float(((one * other).sum() - mean) / variance.sqrt().clamp(min=1e-30))
+
+
+def _products(pairs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The sums of the products of each pair with itself, with the pairs with one row in common, and with the others."""
+    itself, rows = 2 * pairs.square().sum(), 4 * pairs.sum(1).square().sum()
+    return itself, rows - 2 * itself, pairs.sum() ** 2 + itself - rows
 
 
 def _likeness(rows: Tensor) -> Tensor:
