@@ -377,8 +377,8 @@ def _without_channels(evidence: InspectionEvidence, number: int, candidate: _Can
     name = os.path.basename(evidence.images[number].name) or f"image {number + 1}"
     of_image = f" for {name}" if len(evidence.images) > 1 else ""
     size = f" with {candidate.times:.3g} times the layer's usual value" if candidate.times else ""
-    carry, them = ("carries", "it") if len(candidate.channels) == 1 else ("carry", "them")
-    reason = f"{_listed(candidate)} of {key} {carry} the answer{of_image}{size}: without {them} {outcome}."
+    carry, them = ("carries the answer", "it") if len(candidate.channels) == 1 else ("carry the answer", "them")
+    reason = f"{_listed(candidate)} of {key} {carry}{of_image}{size}: without {them} {outcome}."
     numbers = {
         "probability": answer.probability,
         "probability_after": probability,

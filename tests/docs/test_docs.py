@@ -151,11 +151,30 @@ def test_every_finding_has_a_meaning_and_advice_in_chinese():
     assert CHINESE["questions"].keys() == REPORT_ORDER.keys()
 
 
-def test_every_place_of_an_inspection_has_a_meaning_in_chinese():
+def _places() -> list[str]:
+    """The names of what an inspection shows beside findings."""
     listed = re.findall(r"^\| (`[^|]*-[^|]*`) \|", TEXTS["docs/howto/inspect.md"], re.MULTILINE)
-    places = [name for names in listed for name in names.split(", ")]
-    assert "`carries-answer`" in places
-    assert [name for name in places if f"\n| {name} | " not in TEXTS["docs/zh-CN/findings.md"]] == []
+    return [name.strip("`") for names in listed for name in names.split(", ")]
+
+
+def test_every_place_of_an_inspection_has_a_meaning_in_chinese():
+    assert "carries-answer" in _places()
+    assert [name for name in _places() if f"\n| `{name}` | " not in TEXTS["docs/zh-CN/findings.md"]] == []
+
+
+def test_the_sentences_of_an_inspection_lead_to_their_names_in_chinese():
+    """Each phrase stands in a file of the program that names its finding; `…` are names and numbers."""
+    sources = [path.read_text() for path in (ROOT / "hookscope").rglob("*.py")]
+    table = TEXTS["docs/zh-CN/findings.md"].partition("| 原文里的词 |")[2].partition("\n\n")[0]
+    told: set[str] = set()
+    for row in table.splitlines()[2:]:
+        phrases, names = (re.findall("`(.+?)`", cell) for cell in row.split(" | ")[:2])
+        own = [text for text in sources if any(f'"{name}"' in text for name in names)]
+        for phrase in phrases:
+            words = re.compile(".*".join(map(re.escape, phrase.split(" … "))))
+            assert any(map(words.search, own)), (phrase, names)
+        told.update(names)
+    assert {*REPORT_ORDER["inspection"], *_places()} <= told
 
 
 @pytest.mark.parametrize("name", [name for name in PAGES if "zh-CN" in name])
