@@ -339,6 +339,7 @@ def _first_help() -> str:
             "",
             f"`{_PROGRAM} help commands` says what each command does.",
             f"`{_PROGRAM} COMMAND --help` shows its options, `{_PROGRAM} help COMMAND` says all.",
+            "In a pipe, such as `| head`, rows are tsv; --format table keeps the table.",
             "Environment variables set options: HOOKSCOPE_WEIGHTS, HOOKSCOPE_CAM_METHOD.",
         ]
     )

@@ -304,8 +304,8 @@ def test_help_shows_the_help_of_a_command(capsys: pytest.CaptureFixture[str]) ->
     status, whole, _ = printed("help", "cam")
     short = printed("cam", "--help")[1]
     assert status == 0 and short.endswith("\n`hookscope help cam` says more.\n")
-    assert "  --smooth            Average six maps.\n" in short
-    assert "  --smooth            Average six maps: of the image and its mirror image,\n" in whole
+    assert "  --smooth            Average the maps of six variants of the image.\n" in short
+    assert "  --smooth            Average the maps of six variants of the image: it and\n" in whole
     assert "    hirescam            gradient of each position, without ReLU\n" in whole
     assert "\n  Methods: gradcam, gradcam++, hirescam, " in short
     assert printed("help") == printed("--help")

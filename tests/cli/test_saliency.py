@@ -130,5 +130,5 @@ def test_a_clip_is_drawn_frame_by_frame_without_smoothing(run: Run, here: Path) 
     assert run(*words, model="nets.py:Clip")[0] == 0
     with Image.open("out.gif") as picture:
         assert picture.n_frames == 16
-    status, _, errors = run(*words, "--smooth", "2", model="nets.py:Clip")
-    assert status == 2 and "Error: --smooth has no effect on a clip; its maps are drawn frame by frame" in errors
+    status, _, errors = run(*words, "--blur", "2", model="nets.py:Clip")
+    assert status == 2 and "Error: --blur has no effect on a clip; its maps are drawn frame by frame" in errors

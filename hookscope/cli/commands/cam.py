@@ -86,7 +86,9 @@ class Cam(ExplainCommand):
         needs="layers",
         why="choose several layers with --layer",
     )
-    smooth: bool = option("Average six maps: of the image and its mirror image, with values times 0.9, 1 and 1.1.")
+    smooth: bool = option(
+        "Average the maps of six variants of the image: it and its mirror image, with values times 0.9, 1 and 1.1."
+    )
     sheet: str | None = shared.picture_file(
         "Also write one page of several classes and layers: from --target and --layer, else the three best"
         " classes and the last layers of three resolutions.",

@@ -52,8 +52,9 @@ class Gradients(OfImage):
     before the changes; norm_after is the norm that an optimizer would get. Layers before a frozen layer still get a
     gradient.
 
-    A table shows layers and parameters; tsv and csv have the layers, or with --parameters the parameters. json has all
-    fields of both. In ndjson, the field "row" names the kind of a line. index and order are as in list-layers.
+    A table shows the layers, and with --parameters or changed gradients the parameters too; tsv and csv have the
+    layers, or with --parameters the parameters. json has all fields of both. In ndjson, the field "row" names the kind
+    of a line. index and order are as in list-layers.
     """
 
     layers: hooks.Selection | None = shared.calls_option(
@@ -70,7 +71,7 @@ class Gradients(OfImage):
     )
     target: scores.Target = shared.target_option("Which class")
     categories: tuple[str, ...] | None = shared.categories_option()
-    parameters: bool = option("In tsv and csv, print parameters instead of layers.")
+    parameters: bool = option("Print parameters too; in tsv and csv instead of layers.")
     plot: str | None = shared.plot_file("Draw the gradient flow")
     html: str | None = shared.html_file("findings, layers and parameters")
     clip_value: float | None = option("Clip every value of the parameter gradients to ±X.", metavar="X", type=float)
@@ -120,10 +121,12 @@ class Gradients(OfImage):
         lines = _totals(measured, loss.name, changes.describe())
         shown = gradients.select_parameters(measured, net.model, self.layers or "all")
         layers, parameters = gradients.gradient_rows(shown, thresholds, net.weights)
+        also = self.parameters or bool(changes)
         rows = [
             Section(layers, gradients.GRADIENTS, "layer", in_flat=not self.parameters),
-            Section(parameters, gradients.PARAMETER_GRADIENTS, "parameter"),
+            Section(parameters, gradients.PARAMETER_GRADIENTS, "parameter", in_table=also),
         ]
+        unlisted = [f"not listed: {counted(len(parameters), 'parameter')}; --parameters lists them"] * (not also)
         names = {"class": "index", "label": "label", "score": "score", "probability": "probability"}
         about = {
             "model": net.name,
@@ -133,7 +136,7 @@ class Gradients(OfImage):
             "total_norm": measured.total_norm,
             "total_norm_after": measured.total_after,
         }
-        with self.printed_after(Report(rows, findings, about, lines, caption=self.caption)):
+        with self.printed_after(Report(rows, findings, about, [*lines, *unlisted], caption=self.caption)):
             said = {
                 "findings": findings,
                 "title": models.short_name(net.name),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+
 from hookscope import hooks, models, tracing
 from hookscope.cli import process
 from hookscope.cli.command import RowCommand
@@ -24,7 +26,7 @@ class ListLayers(RowCommand):
       hookscope list-layers googlenet --format tsv | awk -F'\\t' '$3=="Conv2d"{print $2}'
 
     MODEL is resnet34 by default. The index is what --layer takes in other commands: the position among the calls of
-    --type, which is Conv2d by default.
+    --type, which is Conv2d by default. Give other commands the same --type.
 
     MACs include what a layer computes with functions. A row also counts the layers inside it that have no row, so the
     rows of --type all add up to the model. There a block that computes something itself has a row without an index.
@@ -64,6 +66,9 @@ class ListLayers(RowCommand):
         rows = tracing.LAYER_CALLS.rows(tracing.rows_of_type(trace, types or None, ops))
         lines = _lines(totals, shown, f"{self.model} at {'x'.join(map(str, size))}")
         lines[-1] += " (by a real pass)" if trace.real else ""
+        if types and not ops:
+            given = shlex.join(word for name in types for word in ("--type", name))
+            lines[0] += f"; give other commands {given} with these indices"
         more = tracing.totals_of_type(trace, ("all",)).type_calls - totals.type_calls
         if more and not types and not ops:
             lines = [f"not listed: {counted(more, 'call')} of other layers; --type all lists them", *lines]

@@ -80,7 +80,7 @@ class Saliency(ExplainCommand):
     most_steps: int = option(
         "Largest number of steps: --steps are doubled while they are too few.", default=_DEFAULTS.most_steps
     )
-    smooth: float | None = option(
+    blur: float | None = option(
         "Smooth the map: standard deviation of a Gaussian, in pixels of the model's input; 0: no smoothed map."
         "  [default: 1/64 of the shorter side]",
         metavar="PIXELS",
@@ -121,12 +121,10 @@ class Saliency(ExplainCommand):
             page = explanation.clip(result, maps, self.cmap)
             if page is None:
                 page = explain.draw_saliency(
-                    result, explanation.image, explanation.net, scale_of=maps, cmap=self.cmap, smooth=self.smooth
+                    result, explanation.image, explanation.net, scale_of=maps, cmap=self.cmap, smooth=self.blur
                 )
-            elif self.smooth is not None:
-                raise UsageError(
-                    "--smooth has no effect on a clip", "its maps are drawn frame by frame", "leave it out"
-                )
+            elif self.blur is not None:
+                raise UsageError("--blur has no effect on a clip", "its maps are drawn frame by frame", "leave it out")
             path = explanation.write(page, self.method, result.prediction, len(maps) == 1)
             if not result.still.any():
                 explanation.note(f"{result.prediction.name} does not depend on any pixel: the map is all zero")

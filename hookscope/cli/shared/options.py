@@ -172,14 +172,14 @@ def ops_option() -> Any:
 
 _USUAL_TYPES = "[default for indices: Conv2d, in video models Conv3d]"
 TYPES = (
-    "Module class of the layers to use: ReLU, '*Norm*' or all; repeatable. Indices and --layer all count these layers."
-    f"  {_USUAL_TYPES}"
+    "Module class of the layers to use, which indices count: ReLU, '*Norm*' or all; repeatable. --layer all counts them"
+    f" too.  {_USUAL_TYPES}"
 )
 COUNTED_TYPES = f"Module class that indices and all count: ReLU, '*Norm*' or all; repeatable.  {_USUAL_TYPES}"
 
 
 def type_option(help: str = TYPES, **more: Any) -> Any:
-    return option(help, "--type", metavar="CLASS", section="Layers", shell_complete=complete_types, **more)
+    return option(help, "--type", metavar="TYPE", section="Layers", shell_complete=complete_types, **more)
 
 
 def in_file(help: str, *names: str, **more: Any) -> Any:
