@@ -66,7 +66,7 @@ class ListLayers(RowCommand):
         rows = tracing.LAYER_CALLS.rows(tracing.rows_of_type(trace, types or None, ops))
         lines = _lines(totals, shown, f"{self.model} at {'x'.join(map(str, size))}")
         lines[-1] += " (by a real pass)" if trace.real else ""
-        if types and not ops:
+        if types not in ((), usual) and not ops:
             given = shlex.join(word for name in types for word in ("--type", name))
             lines[0] += f"; give other commands {given} with these indices"
         more = tracing.totals_of_type(trace, ("all",)).type_calls - totals.type_calls
