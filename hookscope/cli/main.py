@@ -51,6 +51,7 @@ MOVED = {
     "intervene": {"ablate-each": "hookscope ablate --layer", "plot": "hookscope ablate --plot"},
     "list-layers": {"tree": "hookscope graph", "graph": "hookscope graph -o", "depth": "hookscope graph --depth"},
     "plan": {"measure": "--time"},
+    "saliency": {"smooth": "--blur"},
     "stats": {"merge": "hookscope merge"},
     "trace": {"non-finite": "hookscope find-nan", "most": "--max-values"},
     "visualize": {"attention": "hookscope attention", "query": "hookscope attention --query"},

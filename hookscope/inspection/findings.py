@@ -34,6 +34,7 @@ _TRIED, _FAR = 4, 0.7  # BatchNorms whose drift may be undone, and how far their
 _SOME_IMAGES = 4  # fewer tell too little of the statistics
 _FLAT, _FAINT = 0.02, 0.1  # spread of a picture without contrast, and times that a preprocessing leaves at least
 _FIRST = 3  # BatchNorms that judge an input
+_POOR = 5.0  # a fit that explains nothing
 _MANY_IMAGES = 8  # of which the variances of channels are known well enough
 _LARGE_INPUT, _BETTER = default("input-mismatch", "large_input"), default("input-mismatch", "better")
 _MUCH_BETTER = default("input-mismatch", "much_better")
@@ -360,7 +361,7 @@ def _input(evidence: InspectionEvidence, drifts: Sequence[Finding]) -> Iterator[
     first = [norm.layer for norm in norms]
     fits = {words: _fit(_drifts_of(evidence, first, other)) for words, other in _OTHERS.items()}
     best = min(fits, key=lambda words: fits[words])
-    if fits[best] * (_BETTER_COLOURS if best == _BGR else _BETTER) < now:
+    if fits[best] * (_BETTER_COLOURS if best == _BGR else _BETTER) < now and fits[best] < _POOR:
         text = f"{best}, the images fit the first BatchNorms {now / fits[best]:.2g} times better"
         numbers = {"low": low, "high": high, "drift": now, "other": fits[best], "times": now / fits[best] / _BETTER}
         yield kind.finding("", text, "" if now / fits[best] > _MUCH_BETTER else "little", numbers=numbers)
