@@ -37,6 +37,8 @@ class StopRule:
             raise NonFiniteError(error.asked, error.exists, error.do)
 
     def before_call(self, now: Pass, module: nn.Module, args: Any) -> None:
+        if args and module is now.top() and now.is_fed_non_finite is None:
+            now.is_fed_non_finite = bool(_not_finite(args))
         if getattr(module, "inplace", False) is True and (bad := _not_finite(args)):
             now.non_finite_inputs[id(module)] = gradients.made_by(bad[0])
 
@@ -56,7 +58,7 @@ class StopRule:
             operation = gradients.made_by(bad_inputs[0])
         if operation is not None:
             where = f"{_nan_or_inf(bad_inputs or bad_outputs)} in the input of {name} ({kind})"
-            self._stop(where, operation, *_cause(operation), layer=layer.name, call=call)
+            self._stop(where, operation, *_cause(operation, now.is_fed_non_finite), layer=layer.name, call=call)
         where = f"{_nan_or_inf(bad_outputs)} in the output of {name} ({kind})"
         for own, parameter in own_parameters(module).items():
             if not is_finite(parameter):
@@ -65,7 +67,7 @@ class StopRule:
         if is_leaf(module):
             self._stop(where, kind, "its input and its parameters are finite", _LOWER, layer=layer.name, call=call)
         operation = gradients.made_by(bad_outputs[0])
-        self._stop(where, operation, *_cause(operation), layer=layer.name, call=call)
+        self._stop(where, operation, *_cause(operation, now.is_fed_non_finite), layer=layer.name, call=call)
 
     def before_backward(self, roots: Sequence[Tensor]) -> None:
         self.raise_again()
@@ -106,12 +108,15 @@ def _from_the_loss_on(
     return sorted(parameters, key=lambda pair: order.get(id(pair[1]), -1), reverse=True)
 
 
-def _cause(operation: str) -> tuple[str, str]:
-    """Where a value came from, and what people do about it."""
-    if operation == "input":
-        why = "it is in the data, or made of them before this layer"
-        return why, "look at the data of this step, and at operations before the layer"
-    return f"made by {operation}", f"keep the input of {operation} in its range, or lower the learning rate"
+def _cause(operation: str, is_fed: bool | None = None) -> tuple[str, str]:
+    """Where a value came from, and what people do about it; ``is_fed`` is of the inputs of the pass, see `Pass`."""
+    if operation != "input":
+        return f"made by {operation}", f"keep the input of {operation} in its range, or lower the learning rate"
+    if is_fed is False:
+        why = "the input of the model is finite, so the model itself makes it"
+        return why, "find-nan, in Python hookscope.find_non_finite, names the operation"
+    why = "it comes from the data: the input of the model holds it" if is_fed else "it is in the data, or made of them"
+    return why, "look at the data of this step" + ("" if is_fed else ", and at operations before the layer")
 
 
 def _not_finite(value: Any) -> list[Tensor]:

@@ -173,6 +173,7 @@ class Pass:
     calls: Counter[int] = field(default_factory=Counter)
     running_statistics: dict[int, Any] = field(default_factory=dict)  # of BatchNorms before they ran
     non_finite_inputs: dict[int, str] = field(default_factory=dict)  # the operation behind one of an in-place layer
+    is_fed_non_finite: bool | None = None  # whether the inputs of the pass hold NaN or Inf; None if unknown
 
 
 class ModelTracker:

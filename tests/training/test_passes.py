@@ -222,8 +222,13 @@ NON_FINITE = {
     "input": (
         of_fc(lambda net, x: net.fc(x)),
         float("nan"),
-        "NaN in the input of fc (Linear); it is in the data, or made of them before this layer; "
-        "look at the data of this step, and at operations before the layer",
+        "NaN in the input of fc (Linear); it comes from the data: the input of the model holds it; look at the data",
+        "input",
+    ),
+    "before the first layer": (
+        of_fc(lambda net, x: net.fc(x / (x - 2.0))),
+        2.0,
+        "Inf in the input of fc (Linear); the input of the model is finite, so the model itself makes it; find-nan",
         "input",
     ),
     "function before it": (

@@ -158,7 +158,7 @@ def note_finding(note: Mapping[str, Any]) -> TimedFinding:
     if name != "non-finite":
         more = {"severity": "note"} if name in _TRUE_NOTES else {}
         return timed_finding(name, text, (step, step, time, False), layer=layer, **more)
-    operation, layers = note.get("operation"), (layer,) if layer else ()
+    operation, layers, text = note.get("operation"), (layer,) if layer else (), text.removeprefix(f"step {step}: ")
     text = f"at step {step_words(step, time)}, where the run was stopped: {text or operation or 'NaN or Inf'}"
     numbers = {"phase": "stopped", "operation": operation}
     return timed_finding(name, text, (step, step, time, True), layer=layer, layers=layers, numbers=numbers)
