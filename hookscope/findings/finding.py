@@ -167,8 +167,8 @@ def severity_counts(findings: Iterable[Any]) -> str:
     return ", ".join(counted(number, severity) for severity, number in numbers_by_severity(findings).items())
 
 
-def verdict(findings: Sequence[Finding]) -> str:
-    """One line that says how severe the findings are, and where to look first.
+def verdict(findings: Sequence[Finding], judged: str = "") -> str:
+    """One line that says how severe the findings are, and where to look first; without any, what was ``judged``.
 
     Example:
         >>> verdict([Finding("dead-layer", "features.3", "every value is 0", "...", severity="error")])
@@ -176,7 +176,7 @@ def verdict(findings: Sequence[Finding]) -> str:
     """
     counts = severity_counts(findings)
     if not numbers_by_severity(findings).keys() - {"note"}:
-        return "no errors and no warnings" + (f", {counts}" if counts else "")
+        return "no errors and no warnings" + (f", {counts}" if counts else "") + (judged and f" {judged}")
     first = ranked(findings)[0]
     return f"{counts}: look first at {f'{first.layer} ({first.finding})' if first.layer else first.finding}"
 

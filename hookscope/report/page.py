@@ -176,6 +176,7 @@ class ResultPage:
         charts: Curves of all rows.
         plot: All rows on one page, as the figure draws it.
         title: The first line, and ``lines`` under the verdict, unless the caller has others.
+        judged: What the findings are about, see `verdict`.
     """
 
     kind: str
@@ -186,6 +187,7 @@ class ResultPage:
     plot: RowPlot | None = None
     title: str = ""
     lines: Sequence[str] = ()
+    judged: str = ""
 
 
 def draws_page(build: Callable[..., ResultPage]) -> Callable[..., str]:
@@ -214,7 +216,7 @@ def draws_page(build: Callable[..., ResultPage]) -> Callable[..., str]:
             ("page.css", "charts.css", "results.css"),
             ("page.js", "list.js", "charts.js", "results.js"),
             **vars(page) | own,
-            verdict=verdict(page.findings),
+            verdict=verdict(page.findings, page.judged),
             is_random=is_random(page.summary.get("weights", "")),
             provenance=provenance or {},
             views=views,

@@ -55,6 +55,7 @@ from hookscope.statistics import (
 )
 from hookscope.system import StrPath, write_atomically
 from hookscope.training import (
+    JUDGED,
     Monitor,
     Run,
     TimedFinding,
@@ -174,7 +175,7 @@ def draw_training_page(runs: Sequence[Run] | StrPath, findings: Sequence[TimedFi
     charts = [loss_chart(losses, findings) if len(drawn) > 1 else plot.loss, plot.rates, *plot.metrics]
     charts = [replace(chart, edges=None) for chart in charts if chart.values]
     cells = plot.cells if plot.cells.panels else None
-    return ResultPage("Training", facts, findings, tables, charts, cells, "a training run", [str(summary(run))])
+    return ResultPage("Training", facts, findings, tables, charts, cells, "a training run", [str(summary(run))], JUDGED)
 
 
 def _of_bins(layer: LayerStatistics) -> dict[str, Any] | None:

@@ -460,6 +460,6 @@ def test_a_run_that_goes_on_is_shown_and_of_several_the_last(tmp_path: Path, sho
     log.write_text(RUN + RUN.splitlines()[0])
     text = shown(log, "table")
     assert "the last of 2 runs in the log" in " ".join(text.split()) and text.endswith(
-        "\n\nno errors and no warnings\n"
+        "\n\nno errors and no warnings in the training steps; data and validation are not judged\n"
     )
     assert shown(log, "tsv").count("\n") == 1

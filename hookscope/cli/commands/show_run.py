@@ -78,7 +78,8 @@ class ShowRun(RowCommand):
         every = [finding.as_row() for finding in findings]
         rows = [{name: value for name, value in row.items() if name in COLUMNS.flat} for row in every]
         about = {"run": _run_row(run), "layers": training.last_rows(run)}
-        self.print(Report([Section(rows, COLUMNS, needs_rows=True)], findings, about, lines))
+        section = Section(rows, COLUMNS, needs_rows=True)
+        self.print(Report([section], findings, about, lines, judged=training.JUDGED))
 
 
 def _near(log: str) -> str:

@@ -82,6 +82,7 @@ class Report:
         caption: What holds for every row of a table, such as model and preprocessing; one text under the last table,
             with the columns that are the same in every row.
         in_words: What a table prints instead of sections, from a `hookscope.cli.output.table.Page`.
+        judged: What the findings are about, see `verdict`.
     """
 
     sections: Sequence[Section]
@@ -92,6 +93,7 @@ class Report:
     caption: Mapping[str, Any] = field(default_factory=dict)
     in_words: Callable[[Any], Iterable[str]] | None = None
     lead: Callable[[Any], Iterable[str]] | None = None
+    judged: str = ""
 
 
 _IMAGE_ERRORS = 10  # lines for images that could not be used
@@ -268,7 +270,7 @@ def _write_json(report: Report, stream: TextIO) -> None:
             raise error
     if report.findings is not None:
         members.setdefault("findings", [finding.as_row() for finding in report.findings])
-        members.setdefault("verdict", verdict(report.findings))
+        members.setdefault("verdict", verdict(report.findings, report.judged))
     if members:
         lines = ",\n".join(f"  {as_json(name)}: {_member(part, as_json)}" for name, part in members.items())
         _emit(stream, f"{{\n{lines}\n}}\n")
@@ -324,7 +326,7 @@ def _write_table(report: Report, stream: TextIO) -> None:
         if about:
             lines += [*([""] if lines else []), *about]
     if report.findings is not None:
-        lines += findings_in_words(report.findings, page)
+        lines += findings_in_words(report.findings, page, report.judged)
     _emit(stream, "".join(f"{line}\n" for line in lines))
 
 

@@ -287,7 +287,7 @@ def caption_lines(facts: Mapping[str, Any], left_out: Sequence[str], page: Page)
         yield from wrapped(next((line for line in lines if len(line) <= columns), lines[-1]), columns)
 
 
-def findings_in_words(findings: Sequence[Finding], page: Page) -> Iterator[str]:
+def findings_in_words(findings: Sequence[Finding], page: Page, judged: str) -> Iterator[str]:
     """The findings, each with its severity, and the verdict; each meaning is printed once."""
     yield ""
     columns = min(MOST_WORDS, page.columns)
@@ -304,7 +304,7 @@ def findings_in_words(findings: Sequence[Finding], page: Page) -> Iterator[str]:
     most_severe = ranked(findings)[0].severity if findings else "note"
     if findings:
         yield ""
-    for line in wrapped(verdict(findings), columns):
+    for line in wrapped(verdict(findings, judged), columns):
         yield styled(line, "good" if most_severe == "note" else most_severe, page.colours)
 
 

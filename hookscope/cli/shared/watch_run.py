@@ -174,8 +174,9 @@ class WatchRun:
         if self._monitor is None:  # a note has said why
             return ""
         if not self._monitor.steps:
-            has_lines = self._monitor.backwards or self._monitor.stopped
-            contents = self._contents() if has_lines else ": there was nothing to watch"
+            if self._monitor.stopped:
+                return f"Note: {name} was stopped before its first step{self._contents()}"
+            contents = self._contents() if self._monitor.backwards else ": there was nothing to watch"
             note = f"Note: no optimizer of torch took a step in {name}{contents}"
             options = [word for word in self._script.words[1:] if word.partition("=")[0] in _OWN_OPTIONS]
             return f"{note}; {options[0]} went to the script: options of watch go before it" if options else note
@@ -189,15 +190,14 @@ class WatchRun:
                 return f", in {self._log}" if os.path.exists(self._path) else ""
             if os.path.getsize(self._path) > _QUICKLY_READ:
                 return f", in {self._log}{show}"
-            from hookscope.training import findings_over_time, read_runs
+            from hookscope.training import JUDGED, findings_over_time, read_runs
 
             run = read_runs(self._path)[-1]
             findings = findings_over_time(run)
         except Exception:  # the script may have changed the file
             return ""
         counts = f"{counted(len(run.rows) or len(run.facts), 'line')} in {self._log}"
-        said = verdict(findings)
-        said += " in the training steps; data and validation are not judged" * said.startswith("no errors")
+        said = verdict(findings, JUDGED)
         return f", {counts}; {said}{show}"
 
     def _say(self, text: str, always: bool = False) -> None:
