@@ -577,8 +577,8 @@ _warning(
             "The rest of the model is in train mode.", "This is expected for frozen BatchNorms in fine-tuning."
         ),
         "validation": Case(
-            "The loss was computed with dropout and batch statistics, and BatchNorm learns from validation data.",
-            "Call model.eval() before the validation and model.train() after it.",
+            "Dropout was on, and BatchNorm used and learned the statistics of these batches.",
+            "If this is a validation, call model.eval() before it and model.train() after it.",
         ),
     },
 )

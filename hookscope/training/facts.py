@@ -20,7 +20,7 @@ from hookscope.training.loss_tap import LossTap
 from hookscope.training.optimizers import BackwardSteps, Optimizers, TrackedOptimizer, parameters_of
 from hookscope.training.output import RunProgress
 from hookscope.training.recorder import OptimizerStep
-from hookscope.training.reductions import FetchedScalars, differs, local, norm, values_of
+from hookscope.training.reductions import FetchedScalars, differs, local, norm
 from hookscope.training.tracker import Layer, ModelTracker, Pass, TrackedModel, in_memory, own_parameters
 
 _MOST_NAMES = 8  # of layers in one field
@@ -28,6 +28,7 @@ _MOST_COPIED = 2**20  # values kept to see whether weights change without an opt
 _SMALLEST = 16  # gradients that are measured after a backward pass: to see whether all become 0 before the step
 _REPORTS = (10, 100, 1000, 10_000, 100_000)  # backward passes without a step after which a line is written
 _MOST_SEARCHES = 3  # for the same parameters: a script may make their optimizer later
+_RARE = 4  # steps around a validation; passes without gradients that come more often are part of the training
 _STOCHASTIC = ("StochasticDepth", "DropPath")
 _EXTREMES = {"min": torch.minimum, "max": torch.maximum, "spread": torch.maximum}  # over the passes of a step
 
@@ -47,7 +48,6 @@ class SegmentFacts:
     inputs: dict[int, tuple[list[int], dict[str, Tensor]]] = field(default_factory=dict)
     no_grad: dict[int, weakref.ref[nn.Module]] = field(default_factory=dict)  # that ran so, by ``id``
     ran: set[int] = field(default_factory=set)  # modules that ran with gradients, by ``id``
-    validation: str | None = None  # the loss of a pass without gradients of a model in train mode
     loss: dict[str, Any] = field(default_factory=dict)  # see `loss_facts`
     after: tuple[int, list[Tensor]] | None = None  # gradients after the first backward pass, and the smallest norms
 
@@ -59,7 +59,9 @@ class StepFacts:
         self._run, self._models, self._optimizers, self._tap = run, models, optimizers, tap
         self._segments: list[SegmentFacts] = []
         self._with_input: Pass | None = None
-        self._unlabelled: list[weakref.ref[Tensor]] = []  # outputs of models in train mode, without gradients
+        self.trained: set[TrackedModel] = set()  # with layers that compute something else in eval mode
+        self._has_loss_function, self._validation = False, dict[str, Any]()
+        self._measured, self._measured_before, self._measured_by = 0, 0, ""  # see `without_gradients`
         self._stale: dict[int, set[int]] = {}
         self._reported = 0
         self._copies: list[tuple[weakref.ref[Tensor], Tensor]] = []
@@ -97,6 +99,7 @@ class StepFacts:
         facts, number = self._now(), layer.model.number
         facts.ran.add(id(module))
         if _differs_in_eval(module):
+            self.trained.add(layer.model)
             facts.modes.setdefault(number, {}).setdefault(layer.name, set()).add(module.training)
         if _uses_the_batch(module) and args and isinstance(args[0], torch.Tensor) and args[0].dim() > 1:
             shape = args[0].shape
@@ -104,20 +107,28 @@ class StepFacts:
             batches = facts.batches.setdefault(number, {})
             batches[layer.name] = min(batch, batches.get(layer.name, batch))
 
-    def without_gradients(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        """A module has returned under no_grad: see whether a loss is measured of a model in train mode."""
+    def without_gradients(self, module: nn.Module, is_between: bool) -> None:
+        """A module has returned under no_grad; ``is_between`` a step and the next training pass it may validate."""
         self._now().no_grad[id(module)] = weakref.ref(module)
-        if isinstance(module, nn.modules.loss._Loss):
-            if args and any(output() is args[0] for output in self._unlabelled):
-                self._now().validation = type(module).__name__
+        step, is_model = self._run.steps, any(model.module() is module for model in self.trained)
+        if is_between and self._measured == step and isinstance(module, nn.modules.loss._Loss):
+            self._measured_by = type(module).__name__
+        if not is_between or not is_model:
             return
-        if not module.training or not any(id(module) in model.layers for model in self._models.models):
-            return
-        if any(_differs_in_eval(part) for part in module.modules()):
-            outputs = [weakref.ref(tensor) for tensor in values_of(output)]
-            self._unlabelled = [*self._unlabelled, *outputs][-_MOST_NAMES:]
-            if isinstance(output, Mapping) and isinstance(output.get("loss"), torch.Tensor):
-                self._now().validation = "loss of the model"
+        in_train_mode = any(part.training and _differs_in_eval(part) for part in module.modules())
+        if in_train_mode and self._measured < step:
+            self._validated()
+            self._measured, self._measured_before, self._measured_by = step, self._measured, ""
+        elif self._measured == step and not in_train_mode:  # this is the validation; BatchNorm was calibrated before
+            self._measured_before = step
+
+    def _validated(self) -> dict[str, Any]:
+        """The latest passes of a model between two steps that look like a validation in train mode."""
+        step, by = self._measured, self._measured_by
+        is_rare = min(step - self._measured_before, self._run.steps - step) >= _RARE
+        if is_rare and (by or (self._has_loss_function and len(self._optimizers.all) == 1)):
+            self._validation = {"validation_in_train_mode": step, "validation_loss": by or None}
+        return self._validation
 
     def after_loss(self, module: nn.Module, args: tuple[Any, ...]) -> None:
         """A loss module has returned: whether what cross-entropy gets sums to 1 already."""
@@ -135,6 +146,7 @@ class StepFacts:
         facts.backwards += 1
         if facts.backwards == 1:
             facts.loss |= loss_facts(roots)
+            self._has_loss_function |= "loss_function" in facts.loss
         for tracked in self._optimizers.all:
             if tracked.steps and tracked.is_due(self._optimizers.every):
                 self._find_stale(tracked)
@@ -189,7 +201,8 @@ class StepFacts:
         At the end of a run with steps, the loss scale: with NaN in the weights, a ``GradScaler`` skips all later steps.
         """
         if self._has_stepped:
-            return {"optimizer": None, **scaling} if at_end and (scaling := self._scaling()) else None
+            last = {**self._scaling(), **self._validated()} if at_end else {}
+            return {"optimizer": None, **last} if last else None
         if self._run.backwards == self._reported or not (at_end or self._run.backwards in _REPORTS):
             return None
         self._reported = self._run.backwards
@@ -248,6 +261,7 @@ class StepFacts:
             "stale_gradients": None if stale is None else len(stale),
             **self._tap.clipping,
             **self._scaling(),
+            **self._validated(),
             **({} if isinstance(tracked, BackwardSteps) else _settings(tracked.optimizer())),
             **self._of_passes(begun, [model.number for model in models], latest.loss if latest else {}),
         }
@@ -276,7 +290,6 @@ class StepFacts:
                     fetched = FetchedScalars(inputs.values())
                     facts |= {f"input_{name}": fetched[value] for name, value in inputs.items()}
                     facts |= {"input_shape": shape} if inputs else {}
-            facts |= {"validation_in_train_mode": part.validation} if part.validation else {}
         scalars = FetchedScalars(value for value in loss.values() if isinstance(value, torch.Tensor))
         loss = {name: scalars[v] if isinstance(v, torch.Tensor) else v for name, v in loss.items()}
         if "_sums" in loss:

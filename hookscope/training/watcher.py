@@ -84,6 +84,7 @@ class TrainingWatcher:
         self._own_open: OptimizerStep | None = None
         self._may_own_steps_follow = optimizers.are_all
         self._samples = self._counts_values = self._hooks_are_on = False
+        self._awaits_training = False  # whether no training pass has begun since the last step
         self._step_hooks, self._module_hooks = HookHandles(), HookHandles()
         # the same bound methods throughout: compiled models compare hooks by identity
         self._before_module, self._after_module = self._before, self._after
@@ -175,6 +176,10 @@ class TrainingWatcher:
 
     @_guarded
     def _before(self, module: nn.Module, args: tuple[Any, ...]) -> None:
+        if self._awaits_training and torch.is_grad_enabled() and next(module.parameters(), None) is not None:
+            self._awaits_training = False
+            if not self._samples and self._stop is None:
+                self._remove_module_hooks()
         if not self._is_watched_pass() or is_compiled_wrapper(module):
             return
         layer, begins = self._models.enter(module)
@@ -198,8 +203,8 @@ class TrainingWatcher:
     @_guarded
     def _after(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         if not self._is_watched_pass() or is_compiled_wrapper(module):
-            if self._samples and not torch.is_grad_enabled() and torch._C._current_graph_task_id() == -1:
-                self._facts.without_gradients(module, args, output)
+            if not torch.is_grad_enabled() and torch._C._current_graph_task_id() == -1:
+                self._facts.without_gradients(module, self._awaits_training)
             return
         left = self._models.leave(module)
         with torch.no_grad():
@@ -364,25 +369,25 @@ class TrainingWatcher:
             self._output.write_facts(self.last_step or 0, facts)
 
     def _switch_hooks(self) -> None:
-        """Hooks of modules slow a step down, so they are on only before a step that is sampled."""
+        """Hooks of modules slow a step down: before a step that is not sampled, they are off from its first pass on."""
         self._samples = self._optimizers.is_any_due()
         self._counts_values = self._samples and self._optimizers.is_any_histogram_due()
+        self._awaits_training = any(not model.is_opaque for model in self._facts.trained)
         needed = self._samples or self._stop is not None
-        if needed == self._hooks_are_on:
-            return
-        self._compiled.shows_inside = needed
-        if not needed:
+        if not needed and self._hooks_are_on:
             self._remove_module_hooks()
-            return
-        self._module_hooks.every_forward_pre(self._before_module)
-        self._module_hooks.every_forward(self._after_module)
-        self._hidden.on()
-        self._loss_tap.on()
-        self._hooks_are_on = self._loss_tap.notes_clipping = True
+        if (needed or self._awaits_training) and not self._hooks_are_on:
+            self._module_hooks.every_forward_pre(self._before_module)
+            self._module_hooks.every_forward(self._after_module)
+            self._hidden.on()
+            self._hooks_are_on = self._compiled.shows_inside = True
+        if needed:
+            self._loss_tap.on()
+            self._loss_tap.notes_clipping = True
 
     def _remove_module_hooks(self) -> None:
         self._module_hooks.close()
-        self._hooks_are_on = self._loss_tap.notes_clipping = False
+        self._hooks_are_on = self._compiled.shows_inside = self._loss_tap.notes_clipping = False
         self._hidden.off()
         if self._own_steps is None or self.is_off:
             self._loss_tap.off()

@@ -116,16 +116,16 @@ def scheduler_alone(optimizer: Optimizer) -> Any:
     return scheduler
 
 
-def with_validation(in_eval_mode: bool) -> None:
+def with_validation(in_eval_mode: bool, measure: Callable[[Tensor, Tensor], Tensor] = F.cross_entropy) -> None:
     """Three epochs, each with a validation that leaves the mode as it is."""
     net, criterion, data = Convolutional(), nn.CrossEntropyLoss(), list(batches())
     optimizer = sgd(0.05)(net)
     for epoch in range(3):
         train(net, optimizer, data[20 * epoch : 20 * epoch + 20], criterion)
         net.train(not in_eval_mode)
-        with torch.no_grad():
+        with torch.inference_mode():
             for inputs, labels in data[:2]:
-                criterion(net(inputs), labels)
+                measure(net(inputs), labels)
 
 
 def with_new_weights(net: nn.Module) -> None:
@@ -179,6 +179,10 @@ PLAIN: dict[str, dict[str, Callable[[], None]]] = {
         "trained_in_eval_mode": plain(lambda: Convolutional().eval(), sgd(0.05)),
         "no_train_after_validation": partial(with_validation, in_eval_mode=True),
         "validated_in_train_mode": partial(with_validation, in_eval_mode=False),
+        "loss_module_in_train_mode": partial(with_validation, in_eval_mode=False, measure=nn.CrossEntropyLoss()),
+        "accuracy_in_train_mode": partial(
+            with_validation, in_eval_mode=False, measure=lambda logits, labels: logits.argmax(1) == labels
+        ),
     },
     "input-scale": {
         "inputs_up_to_255": plain(perceptron, sgd(0.01), lambda x, y: ((x * 60 + 128).clamp(0, 255).round(), y)),
@@ -372,7 +376,7 @@ ALONE = [pytest.param(name, nullcontext, marks=[pytest.mark.slow] * (name not in
 
 @pytest.mark.parametrize(("name", "between"), [*ALONE, *((name, validations) for name in MISTAKES)])
 def test_a_mistake_is_named_by_its_cause_before_its_symptoms(name: str, between: Any, tmp_path: Path) -> None:
-    every = 50 if between is validations and "validat" not in name else 5
+    every = 50 if between is validations else 5
     with between(), Monitor(every=every, log=tmp_path / "log", on_trouble=lambda text: None) as monitor:
         MISTAKES[name][0]()
     assert monitor.trouble is None or "watching has ended" not in monitor.trouble

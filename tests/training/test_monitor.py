@@ -175,12 +175,16 @@ def test_hooks_are_gone_after_the_block_and_after_an_exception() -> None:
         assert [dict(table) for table in tables] == before and torch.autograd._tensor_or_tensors_to_tuple is backward
 
 
-def test_module_hooks_are_on_only_for_a_step_that_is_sampled() -> None:
-    net, are_on = small(), []
+@pytest.mark.parametrize("differs_in_eval", [True, False])
+def test_module_hooks_are_on_for_a_step_that_is_sampled_and_for_a_validation(differs_in_eval: bool) -> None:
+    net = small() if differs_in_eval else nn.Sequential(nn.Flatten(), nn.Linear(36, 3))
+    in_steps, between = list[bool](), list[bool]()
+    note: Row = {"before_step": lambda net: in_steps.append(bool(modules._global_forward_hooks))}
+    note["after_step"] = lambda: between.append(bool(modules._global_forward_hooks))
     with Monitor(every=7):
-        are_on.append(bool(modules._global_forward_hooks))
-        train(net, sgd(net), batches(8), after_step=lambda: are_on.append(bool(modules._global_forward_hooks)))
-    assert are_on == [step in (0, 1, 2, 4, 7) for step in range(9)]
+        train(net, sgd(net), batches(8), **note)
+    assert in_steps == [step in (0, 1, 2, 4, 7) for step in range(8)]
+    assert between == [differs_in_eval or step in (1, 2, 4, 7) for step in range(1, 9)]
 
 
 class TestKindsOfModels:

@@ -306,9 +306,10 @@ def _eval_mode(now: History) -> Evidence | None:
 
 @Cause(CATALOGUE["eval-mode"], 1)
 def _validation(now: History) -> Evidence | None:
-    loss = now["validation_in_train_mode"]
-    words = f"a pass without gradients ran in train mode, and its loss was taken ({loss})"
-    return Evidence(words, "validation") if loss else None
+    step, loss = now["validation_in_train_mode"], now["validation_loss"]
+    words = f"before step {step} the model ran in train mode without gradients"
+    words += f", and {loss} measured it" if loss else ""
+    return Evidence(words, "validation", numbers={"before_step": step}) if step else None
 
 
 @Cause(CATALOGUE["optimizer-settings"], 1, explains=("loss-flat", "learning-rate-vanishes"), precedes=_UNSTABLE)

@@ -80,7 +80,7 @@ def _judge(rule: Cause, rows: Sequence[Facts], series: RunSeries, limits: Mappin
     when = int(rows[first]["step"]), int(rows[last]["step"]), time, lasts
     layer, optimizer = evidence.layers[0] if len(evidence.layers) == 1 else "", rows[first].get("optimizer")
     more: dict[str, Any] = {"layers": evidence.layers, "optimizer": optimizer or 0, "numbers": dict(evidence.numbers)}
-    begin = "" if optimizer is None else f"{when_words(*when, len(rows))}: "
+    begin = "" if optimizer is None or "before_step" in evidence.numbers else f"{when_words(*when, len(rows))}: "
     return timed_finding(rule.kind.name, f"{begin}{evidence.words}", when, evidence.case, layer, **more)
 
 

@@ -96,7 +96,7 @@ def dcgan() -> nn.Module:
             nn.init.normal_(module.weight, 1.0, 0.02)
     criterion = nn.BCELoss()
     of_generator, of_discriminator = (Adam(net.parameters(), 2e-4, (0.5, 0.999)) for net in (generator, discriminator))
-    for x, _ in batches(60, 16):
+    for at, (x, _) in enumerate(batches(60, 16)):
         discriminator.zero_grad()
         criterion(discriminator(x.tanh()), torch.ones(16)).backward()
         fake = generator(torch.randn(16, 8, 1, 1))
@@ -105,7 +105,61 @@ def dcgan() -> nn.Module:
         generator.zero_grad()
         criterion(discriminator(fake), torch.ones(16)).backward()
         of_generator.step()
+        if at % 10 == 0:
+            with torch.no_grad():
+                generator(torch.randn(16, 8, 1, 1))
     return nn.ModuleList([generator, discriminator])
+
+
+@script
+def calibrated() -> nn.Module:
+    """BatchNorm is calibrated before each validation; an average of the weights and a frozen teacher run too."""
+    net = nn.Sequential(nn.Conv2d(3, 16, 3, 2, 1), nn.BatchNorm2d(16), nn.ReLU(), nn.Flatten(), nn.Dropout(0.1))
+    net.append(nn.Linear(16 * 64, CLASSES))
+    average, teacher = copy.deepcopy(net), copy.deepcopy(net)
+    optimizer, data = Adam(net.parameters(), 1e-3), list(batches(16, 16))
+
+    def after_step() -> None:
+        with torch.no_grad():
+            for mean, weight in zip(average.parameters(), net.parameters(), strict=True):
+                mean.lerp_(weight, 0.1)
+
+    def loss_of(logits: Tensor, y: Tensor) -> Tensor:
+        with torch.no_grad():
+            soft = teacher(data[0][0]).softmax(1)
+        return F.cross_entropy(logits, y) + 0.1 * F.cross_entropy(logits, soft)
+
+    for _ in range(5):
+        train(net, optimizer, data, loss_of, after_step=after_step)
+        with torch.no_grad():
+            for x, _ in data:
+                net(x), average(x)
+            net.eval()
+            for x, y in data[:2]:
+                F.cross_entropy(net(x), y), F.cross_entropy(average(x), y)
+            net.train()
+    return net
+
+
+@script
+def pseudo_labels() -> nn.Module:
+    """After some steps the model labels a batch itself before each step; and it collects a batch as an agent would."""
+    net = nn.Sequential(
+        nn.Conv2d(3, 16, 3, 2, 1), nn.ReLU(), nn.Flatten(), nn.Dropout(0.1), nn.Linear(16 * 64, CLASSES)
+    )
+    optimizer = SGD(net.parameters(), 0.02, momentum=0.9)
+    for at, (x, y) in enumerate(batches(80, 16)):
+        labels = y
+        if at > 20:
+            with torch.no_grad():
+                labels = torch.where(torch.rand(16) < 0.8, y, net(x).argmax(1))
+        loss = F.cross_entropy(net(x), labels)
+        with torch.inference_mode():
+            _ = [net(part) for part in x.split(8)]
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return net
 
 
 @script
