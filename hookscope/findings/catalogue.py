@@ -659,6 +659,7 @@ _warning(
             "nll_loss takes log-probabilities; with other inputs it falls without limit.",
             "Use cross_entropy on logits, or log_softmax before nll_loss.",
         ),
+        "pairs": _as_error("The outputs all go to the mean of the targets.", "Give both one shape: output.squeeze(1)."),
     },
 )
 _warning(

@@ -29,6 +29,7 @@ _SMALLEST = 16  # gradients that are measured after a backward pass: to see whet
 _REPORTS = (10, 100, 1000, 10_000, 100_000)  # backward passes without a step after which a line is written
 _MOST_SEARCHES = 3  # for the same parameters: a script may make their optimizer later
 _RARE = 4  # steps around a validation; passes without gradients that come more often are part of the training
+_PAIRING = (nn.MSELoss, nn.L1Loss, nn.SmoothL1Loss, nn.HuberLoss)  # other losses raise if shapes differ
 _STOCHASTIC = ("StochasticDepth", "DropPath")
 _EXTREMES = {"min": torch.minimum, "max": torch.maximum, "spread": torch.maximum}  # over the passes of a step
 
@@ -101,7 +102,10 @@ class StepFacts:
         if _differs_in_eval(module):
             self.trained.add(layer.model)
             facts.modes.setdefault(number, {}).setdefault(layer.name, set()).add(module.training)
-        if _uses_the_batch(module) and args and isinstance(args[0], torch.Tensor) and args[0].dim() > 1:
+        is_own = isinstance(module, _BatchNorm) and not isinstance(module, SyncBatchNorm)  # of this process
+        uses_batch = is_own and "InstanceNorm" not in type(module).__name__
+        uses_batch = uses_batch and (module.training or module.running_mean is None)
+        if uses_batch and args and isinstance(args[0], torch.Tensor) and args[0].dim() > 1:
             shape = args[0].shape
             batch = (args[0].numel() // max(shape[1], 1), shape[0])
             batches = facts.batches.setdefault(number, {})
@@ -131,7 +135,11 @@ class StepFacts:
         return self._validation
 
     def after_loss(self, module: nn.Module, args: tuple[Any, ...]) -> None:
-        """A loss module has returned: whether what cross-entropy gets sums to 1 already."""
+        """A loss module has returned: whether output and targets are paired, or cross-entropy gets a sum of 1."""
+        if isinstance(module, _PAIRING) and len(args) == 2 and all(isinstance(arg, torch.Tensor) for arg in args):
+            shapes = [arg.shape for arg in args]
+            if torch.broadcast_shapes(*shapes).numel() > max(shape.numel() for shape in shapes):
+                self._now().loss["loss_shapes"] = [list(shape) for shape in shapes]
         if isinstance(module, nn.CrossEntropyLoss) and args and isinstance(args[0], torch.Tensor):
             logits = args[0].detach()
             if logits.dim() > 1 and logits.shape[1] > 1 and logits.is_floating_point() and logits.numel():
@@ -372,12 +380,6 @@ def _differs_in_eval(module: nn.Module) -> bool:
     if type(module).__name__ in _STOCHASTIC:
         return bool(getattr(module, "p", 0) or getattr(module, "drop_prob", 0))
     return False
-
-
-def _uses_the_batch(module: nn.Module) -> bool:
-    """Whether it is a BatchNorm that normalises by the batch of this process."""
-    is_own = isinstance(module, _BatchNorm) and not isinstance(module, SyncBatchNorm)
-    return is_own and "InstanceNorm" not in type(module).__name__ and (module.training or module.running_mean is None)
 
 
 def _input_scalars(value: Tensor) -> dict[str, Tensor]:

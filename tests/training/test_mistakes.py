@@ -161,6 +161,9 @@ PLAIN: dict[str, dict[str, Callable[[], None]]] = {
         "clipped_to_almost_nothing": plain(
             Convolutional, sgd(0.1), before_step=lambda net: nn.utils.clip_grad_value_(net.parameters(), 1e-12)
         ),
+        "clipped_to_a_thousandth": plain(
+            Convolutional, sgd(0.01), before_step=lambda net: nn.utils.clip_grad_norm_(net.parameters(), 1e-3)
+        ),
         "detached_loss": plain(
             Convolutional,
             by(Adam),
@@ -211,6 +214,12 @@ PLAIN: dict[str, dict[str, Callable[[], None]]] = {
         "relu_before_cross_entropy": plain(lambda: perceptron(nn.ReLU()), sgd(0.1)),
         "softmax_over_the_batch": plain(
             perceptron, by(Adam), loss_of=lambda logits, y: F.nll_loss(F.log_softmax(logits, dim=0), y)
+        ),
+        "column_against_row": plain(
+            lambda: nn.Sequential(nn.Flatten(), nn.Linear(144, 1)),
+            sgd(0.01),
+            lambda x, y: (x, y.float()),
+            nn.MSELoss(),
         ),
         "nll_loss_of_logits": plain(perceptron, sgd(0.001), loss_of=nn.NLLLoss()),
         "nll_loss_of_probabilities": plain(lambda: perceptron(nn.Softmax(1)), by(Adam), loss_of=nn.NLLLoss()),
@@ -275,6 +284,12 @@ PLAIN: dict[str, dict[str, Callable[[], None]]] = {
         "all_weights_zero": plain(perceptron, sgd(0.1), spoil=with_zeroed_weights),
         "biases_far_below_zero": plain(
             perceptron, sgd(0.05), spoil=lambda net: nn.init.constant_(net.get_parameter("3.bias"), -30.0)
+        ),
+        "relu_after_the_output": plain(
+            lambda: perceptron(nn.ReLU()),
+            sgd(0.05),
+            loss_of=lambda z, y: F.mse_loss(z, F.one_hot(y, CLASSES).float()),
+            spoil=lambda net: nn.init.constant_(net.get_parameter("5.bias"), -30.0),
         ),
     },
     "loss-flat": {"noise_as_pictures": plain(perceptron, sgd(0.003), lambda x, y: (torch.randn_like(x), y))},
@@ -374,6 +389,7 @@ FIRSTS = {finding: name for name, (_, finding) in reversed(MISTAKES.items())}.va
 ALONE = [pytest.param(name, nullcontext, marks=[pytest.mark.slow] * (name not in FIRSTS)) for name in MISTAKES]
 
 
+@pytest.mark.filterwarnings("default:Using a target size")
 @pytest.mark.parametrize(("name", "between"), [*ALONE, *((name, validations) for name in MISTAKES)])
 def test_a_mistake_is_named_by_its_cause_before_its_symptoms(name: str, between: Any, tmp_path: Path) -> None:
     every = 50 if between is validations else 5

@@ -16,6 +16,7 @@ Facts = Mapping[str, Any]
 _ADAPTIVE = ("Adam", "AdamW", "NAdam", "RAdam", "Adamax", "RMSprop")  # whose steps are as long as the rate
 _FLOAT32 = 2.0**-24  # float32 rounds a smaller change of a value of 1 away
 _CLIPPED = 1e-6  # a limit up to which clipping leaves no gradient
+_LOW_LIMIT, _SHORT_STEP = 0.01, 2e-5  # of the norm, and times the rate: all weights together move no farther in a step
 _PROBABILITIES = ("Softmax", "Sigmoid")
 _CUTTING = ("Relu", "Hardtanh", "Tanh", "Threshold")
 _SCORES = ("Addmm", "Mm", "Convolution", "Linear", "Relu")
@@ -150,9 +151,11 @@ def _nothing_gets_a_gradient(now: History) -> Evidence | None:
     numbers = {"parameters": held, "backwards": now["backwards"], "loss": loss}
     if held and now["trainable"] == 0:
         return Evidence(f"all {held} parameters of {now['optimizer_type']} are frozen", "all frozen", numbers=numbers)
-    limit = now["clip_limit"]
-    if limit is not None and limit <= _CLIPPED and now["gradients_after_backward"]:
-        words = f"{now['clip_function']} with a limit of {limit:g} left a gradient of norm {now['gradient_norm']:.2g}"
+    limit, size = now.number("clip_limit"), now.number("gradient_norm")
+    is_tiny = limit <= _LOW_LIMIT and limit * now.number("rate") <= _SHORT_STEP and size > 0.99 * limit
+    is_tiny = is_tiny and now["clip_function"] == "clip_grad_norm_" and now["optimizer_type"] not in _ADAPTIVE
+    if (limit <= _CLIPPED or is_tiny) and now["gradients_after_backward"]:
+        words = f"{now['clip_function']} with a limit of {limit:g} left a gradient of norm {size:.2g}"
         return Evidence(words, "clipped", numbers={**numbers, "limit": limit})
     if not _has_no_gradient(now):
         return None
@@ -173,6 +176,7 @@ def _nothing_gets_a_gradient(now: History) -> Evidence | None:
         words = f"after the backward pass {now['gradients_after_backward']} parameters had a gradient; at the step they"
         return Evidence(f"{words} {what}", "cleared", numbers=numbers)
     if now["with_gradient"]:
+        numbers |= {"zero_gradients": now["zero_gradients"]}
         return Evidence(f"all gradients are 0, although the loss is {loss:.4g}", "all zero", numbers=numbers)
     words = f"the loss has a graph, but it leads to none of {held} parameters"
     return Evidence(words, "no path", numbers=numbers)
@@ -216,6 +220,9 @@ def _probabilities(now: History) -> Evidence | None:
 def _loss_input(now: History) -> Evidence | None:
     function, fed_by = now["loss_function"], str(now["loss_input"])
     numbers = {"loss_input": fed_by}
+    if now["loss_shapes"]:
+        words = "the loss pairs each output of {} with each target of {}"
+        return Evidence(words.format(*map(tuple, now["loss_shapes"])), "pairs")
     if now["softmax_over_batch"]:
         return Evidence("the softmax before nll_loss runs over dim 0, the batch", "wrong dim", numbers=numbers)
     if function == "nll_loss" and fed_by in (*_PROBABILITIES, *_SCORES):

@@ -35,6 +35,8 @@ def with_causes(
     if all(finding.severity == "note" for finding in symptoms):  # else the symptoms say why the loss is flat
         symptoms = [*symptoms, *flat_findings(series, classes, thresholds)]
     pairs = _causes(run, series, {entry.name: thresholds[entry.name] for entry in thresholds_for("training")})
+    if any(finding.finding == "dead-layer" for finding in symptoms):  # which is the cause of gradients of 0
+        pairs = [(rule, finding) for rule, finding in pairs if "zero_gradients" not in finding.numbers]
     explaining = [rule for rule, finding in pairs if finding.severity != "note"]
     pairs = [
         (rule, finding)
@@ -147,7 +149,7 @@ def spacing(layer: LayerSeries) -> float:
 _ENOUGH = 20  # samples that show a trend
 # Findings that may follow from a dead layer before
 _FOLLOW = ("dead-channels", "constant-output", "vanishing-activations", "saturated", "batchnorm-drift")
-_DIVERGENCE = ("non-finite", "loss-rises", "dead-layer", "constant-output")
+_DIVERGENCE = ("non-finite", "loss-rises", "dead-layer", "dead-channels", "constant-output")
 _LEADS_TO = {"update-too-large": _DIVERGENCE, "exploding-gradient": _DIVERGENCE}
 """What may follow from a finding."""
 _UNCHANGED = ("no-update", "no-gradient", "frozen")  # each says why a weight does not change
@@ -184,8 +186,10 @@ def _with_severity_of_symptoms(finding: TimedFinding, findings: Sequence[TimedFi
     """A cause as an error if it explains an error that begins later; a warning as a note if it passed without harm."""
     if finding.severity != "warning" or not finding.layers:
         return finding
-    finding = with_severity_of(finding, _LEADS_TO.get(finding.finding, ()), findings)
+    follow = _LEADS_TO.get(finding.finding, ())
+    finding = with_severity_of(finding, follow, findings)
     has_passed = finding.severity == "warning" and not finding.lasts
+    has_passed = has_passed and not any(f.finding in follow and f.step >= finding.step and f.lasts for f in findings)
     is_harmless = has_passed and run.loss_of(finding.optimizer).falls_after(finding.step)
     return dataclasses.replace(finding, severity="note") if is_harmless else finding
 

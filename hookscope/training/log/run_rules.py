@@ -185,9 +185,15 @@ def _of_model(model: int, run: RunSeries, are_contained: bool) -> TimedFinding |
     time = float(source.times[source.steps == step][0])
     when = step, last, time, lasts
     text = f"{when_words(*when, max(len(layer.steps) for layer in layers))}: {_words(phase, source, step)}"
-    text += _nearer_the_loss(phase, source, layers, step)
+    after = [layer for layer in layers if layer.index > source.index and layer.optimizer == source.optimizer]
+    nearer = [layer.label for layer in after if (layer.values["gradient_norm"][layer.steps == step] >= 0).any()]
+    text += f", and so is the gradient of '{nearer[0]}' after it" if phase == "backward" and nearer else ""
     text += f"; {counted(len(bad) - 1, 'more layer')} too" if len(bad) > 1 else ""
-    text += "; the loss is not finite either" if _loss_is_lost(run, source.optimizer, step) else ""
+    loss = run.loss_of(source.optimizer)  # the log writes NaN and Inf as null
+    had_loss = np.isfinite(loss.losses[loss.steps < step]).any()
+    text += (
+        "; the loss is not finite either" if had_loss and np.isnan(loss.losses[loss.steps >= step][:1]).all() else ""
+    )
     finite = [int(at) for layer in layers for at in layer.steps if at < step]
     if are_contained:
         text += "; loss, gradients and weights are finite"
@@ -239,17 +245,3 @@ def _words(phase: str, layer: LayerSeries, step: int) -> str:
     kind = "Inf" if (layer.values["infinite"][layer.steps == step] == 1).any() else "NaN or Inf"
     text = f"{count} values of its activation are {kind}"
     return f"{text}, as are values of its weights" if _count(layer, "weights", step) else text
-
-
-def _nearer_the_loss(phase: str, source: LayerSeries, layers: Sequence[LayerSeries], step: int) -> str:
-    """The next layer whose gradient is finite: the cause lies between the two."""
-    after = [layer for layer in layers if layer.index > source.index and layer.optimizer == source.optimizer]
-    finite = [layer for layer in after if (layer.values["gradient_norm"][layer.steps == step] >= 0).any()]
-    return f", and so is the gradient of '{finite[0].label}' after it" if phase == "backward" and finite else ""
-
-
-def _loss_is_lost(run: RunSeries, optimizer: int, step: int) -> bool:
-    """Whether the loss is in the log before this step and null from it on; null is how the log writes NaN and Inf."""
-    loss = run.loss_of(optimizer)
-    before, after = loss.losses[loss.steps < step], loss.losses[loss.steps >= step]
-    return bool(np.isfinite(before).any() and np.isnan(after[:1]).all())

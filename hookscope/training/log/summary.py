@@ -13,8 +13,7 @@ from hookscope.training.log.file import Run
 NON_FINITE = ("non_finite", "gradient_non_finite", "weight_non_finite")
 _ENDS = {"exception": "ended by an exception", "exit": "ended by sys.exit"}
 
-JUDGED = "in the training steps; data and validation are not judged"
-"""What a verdict without errors and warnings is about."""
+JUDGED = "in the training steps; data and validation are not judged"  # what a verdict is about
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -201,6 +201,23 @@ def test_a_rate_that_jumps_is_a_finding_from_there_on() -> None:
     assert findings == ranked(sorted(findings, key=lambda finding: finding.time or 0))
 
 
+@pytest.mark.parametrize("dead", [0, 20])
+def test_steps_that_were_too_large_for_a_while_are_a_note_unless_channels_died_of_them(dead: int) -> None:
+    rows = [
+        {
+            "step": step, "time": float(step), "layer": "a", "type": "ReLU", "optimizer": 0, "loss": 3 - step / 10,
+            "weight_norm": 1.0, "update_to_weight": 0.7 if step < 5 else 1e-3, "learning_rate": 3.0,
+            "channels": 32, "channel_values": 99, "dead_channels": dead if step > 5 else 0, "activation_std": 1.0,
+        }
+        for step in range(12)
+    ]  # fmt: skip
+    severities = {finding.finding: finding.severity for finding in findings_over_time(Run({}, rows))}
+    assert severities == (
+        {"update-too-large": "warning", "dead-channels": "warning"} if dead else {"update-too-large": "note"}
+    )
+    assert next(iter(severities)) == "update-too-large"
+
+
 def told(
     losses: Sequence[float | None], optimizers: int = 1, classes: int | None = None, every: int = 10
 ) -> list[TimedFinding]:
