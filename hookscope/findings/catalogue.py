@@ -609,7 +609,7 @@ _warning(
     Threshold("large_input", 10.0, "chosen: root mean square; normalised data have 1, images of 0 to 255 about 130"),
     Threshold("odd_input", 2.5, "root mean square of images that were normalised twice: 3 to 5"),
     Threshold("small_input", 0.01, "root mean square of images that were divided by 255 twice: 0.002"),
-    cases={"odd": _as_note("", "Check whether the data are normalised twice, or not at all.")},
+    cases={"odd": _as_note("", "Check whether data are normalised twice, or not at all, or changed in place.")},
 )
 _warning(
     "input-constant",

@@ -256,7 +256,9 @@ def test_a_script_that_catches_the_error_of_a_stop_ends_with_its_status_and_does
         with pytest.raises(SystemExit) as caught:
             watched_here(tmp_path / f"{number}", FunctionAsScript(function), stop_on="non-finite")
         assert caught.value.code == 3 and steps == [1.0] * number
-        assert said(capsys).startswith(f"Error: step {number}: NaN in the input of the model")
+        text = said(capsys)
+        assert text.startswith(f"Error: step {number}: NaN in the input of the model")
+        assert ("Note: train.py was stopped before its first step" in text) == (number == 0)
         assert read_runs(tmp_path / f"{number}")[0].end["reason"] == "stopped"
 
 
@@ -463,3 +465,6 @@ def test_a_run_that_goes_on_is_shown_and_of_several_the_last(tmp_path: Path, sho
         "\n\nno errors and no warnings in the training steps; data and validation are not judged\n"
     )
     assert shown(log, "tsv").count("\n") == 1
+    with pytest.raises(SystemExit):
+        main(["show-run", str(log), "--html", str(tmp_path / "run.html"), "-q"])
+    assert ">no errors and no warnings in the training steps; data" in (tmp_path / "run.html").read_text()
