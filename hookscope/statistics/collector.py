@@ -219,24 +219,24 @@ class StatisticsCollector(Shown):
             has_values = not module.hands_on and any(map(_has_fractions, tensors_in(output).values()))
             if not has_values:  # a view of its input, positions or a mask
                 return
-        tensors = list(self._tensors_of(output))
+        tensors = list(self._tensors_of(call, output))
         for tensor in tensors:
             self.unseen(self._measure, call, module, *tensor)
-        if not tensors:
+        if not tensors_in(output):
             self.coverage.unmeasured[call, ""] = "it returned no tensor"
 
-    def _tensors_of(self, output: Any) -> Iterator[tuple[str, Tensor, str | None]]:
+    def _tensors_of(self, call: Call, output: Any) -> Iterator[tuple[str, Tensor, str | None]]:
         """Each tensor of an output, with its part; and with its image where the output lists a mapping for each.
 
-        Whole numbers in such a mapping are the labels of boxes.
+        Whole numbers in such a mapping, and in what the model returns, are labels.
         """
         names = self._pass.names
-        if isinstance(output, list) and len(output) == len(names) and all(isinstance(item, Mapping) for item in output):
-            for image, item in zip(names, output, strict=True):
-                tensors = tensors_in(item).items()
-                yield from ((part, tensor, image) for part, tensor in tensors if _has_fractions(tensor))
-        else:
-            yield from ((part, tensor, None) for part, tensor in tensors_in(output).items())
+        listed = isinstance(output, list) and len(output) == len(names)
+        listed = listed and all(isinstance(item, Mapping) for item in output)
+        for image, item in zip(names, output, strict=True) if listed else [(None, output)]:
+            for part, tensor in tensors_in(item).items():
+                if _has_fractions(tensor) or (call.name and not listed):
+                    yield part, tensor, image
 
     def _measure(self, call: Call, module: nn.Module | Operation, part: str, tensor: Tensor, image: str | None) -> None:
         key, layers = key_of(call, part), self._pass.totals.layers

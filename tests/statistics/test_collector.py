@@ -91,6 +91,8 @@ def captured(net: nn.Module, x: Any, collector: StatisticsCollector) -> dict[str
     stored = {}
     for call, value in zip(activations.calls, activations.values(), strict=True):
         for part, tensor in tensors_in(value).items():
+            if not call.name and not tensor.is_floating_point():  # labels
+                continue
             values = by_channel(as_float(tensor), dict(net.named_modules())[call.name])
             stored[key_of(call, part)] = values.double().numpy()
     return {key: values for key, values in stored.items() if key != "(model)" or key in keys(collector.totals)}
@@ -405,6 +407,17 @@ def test_a_detector_returns_a_mapping_for_each_image() -> None:
     assert (boxes.key, boxes.values, boxes.channels) == ("(model) boxes", 4 * (0 + 1 + 2 + 3 + 0 + 1), 4)
     assert boxes.low_at is not None and boxes.low_at.image in names(6)
     assert collector.coverage.idle == ("conv",)
+
+
+def test_whole_numbers_that_a_model_returns_are_labels() -> None:
+    def sure(net: Any, x: Tensor) -> dict[str, Tensor]:
+        logits = net.fc(x.flatten(1)) + torch.tensor([0.0, 1000.0])
+        return {"logits": logits, "label": logits.argmax(1), "seen": logits > 0}
+
+    collector = collected(Function(sure, fc=nn.Linear(192, 2)), images(4))
+    assert keys(collector.totals) == ["fc", "(model) logits"]
+    alone = collected(Function(lambda x: x.flatten(1).argmax(1)), images(4))
+    assert not alone.totals.statistics() and not alone.coverage.unmeasured
 
 
 def test_one_number_for_each_image_is_one_channel() -> None:
