@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.nn.functional import interpolate
 
 from hookscope.display import Cells, Shown
 from hookscope.drawing import input_size_of
 from hookscope.findings import percent
 from hookscope.hooks import as_float, tensors_in
 from hookscope.models import LoadedModel, detections_in
-from hookscope.scores import BoxTarget, Score, class_at, class_label, class_maps
+from hookscope.scores import LIKE, BoxTarget, Score, Target, class_at, likeness, pixel_classes, pixel_maps
 
 _MOST_ROWS = 8
 _MOST_NUMBERS = 16  # an output of more values is not a list that a person reads
-_LIKE = 0.5  # correlation of each channel with the input, above which an output is an image and not scores
-_COARSEST = 8  # pixels of the input for each position; coarser maps are features
 
 
 @dataclass(frozen=True, repr=False)
@@ -65,31 +60,12 @@ def answer_of(output: Any, net: LoadedModel, prepared: Tensor) -> Answer | None:
         target = BoxTarget(tuple(range(min(count, _MOST_ROWS))))
         boxes = target.objectives(output, names, net.name, (size.height, size.width)) if count else []
         return Answer("boxes", tuple(box.score for box in boxes), count)
-    maps = class_maps(output, bare=True)
-    if maps is not None and len(maps) == 1 and bool(maps.isfinite().all()):
-        if max(size.height / maps.shape[2], size.width / maps.shape[3]) > _COARSEST:
-            return None
-        like = 0.0 if isinstance(output, Mapping) or len(maps[0]) != len(prepared) else _likeness(output[0], prepared)
-        if like > _LIKE:  # an autoencoder returns an image
-            return Answer("numbers", (Score(None, None, like, None, target="correlation with the input"),), 1)
-        return _pixels(maps[0].detach(), names)
+    if (maps := pixel_maps(output, prepared)) is not None:
+        shares = pixel_classes(maps, names, Target("top:999999"))
+        return Answer("pixels", tuple(shares[:_MOST_ROWS]), len(shares), class_at(maps).cpu().numpy())
+    if (like := likeness(output, prepared)) > LIKE:  # an autoencoder returns an image
+        return Answer("numbers", (Score(None, None, like, None, target="correlation with the input"),), 1)
     return _numbers(output, bool(names))
-
-
-def _likeness(maps: Tensor, prepared: Tensor) -> float:
-    """The lowest correlation of a channel of the output with its channel of the input."""
-    given = interpolate(as_float(prepared)[None].to(maps.device), maps.shape[1:])[0]  # or it has another resolution
-    pairs = zip(as_float(maps.detach()).flatten(1), given.flatten(1), strict=True)
-    return min(float(torch.corrcoef(torch.stack(pair))[0, 1]) for pair in pairs)
-
-
-def _pixels(maps: Tensor, names: Sequence[str] | None) -> Answer:
-    """The classes by their share of the positions."""
-    best = class_at(maps)
-    shares = torch.bincount(best[best >= 0], minlength=len(maps)).double() / best.numel()
-    classes = [at for at in shares.argsort(descending=True, stable=True).tolist() if shares[at] > 0]
-    rows = (Score(at, class_label(at, names), float(shares[at]), None) for at in classes[:_MOST_ROWS])
-    return Answer("pixels", tuple(rows), len(classes), best.cpu().numpy())
 
 
 def _numbers(output: Any, has_names: bool) -> Answer | None:

@@ -1,5 +1,6 @@
 from .logits import (
     FIND_NON_FINITE as FIND_NON_FINITE,
+    LIKE as LIKE,
     Prediction as Prediction,
     Score as Score,
     check_categories as check_categories,
@@ -10,7 +11,10 @@ from .logits import (
     class_scores as class_scores,
     gives_boxes as gives_boxes,
     is_distribution as is_distribution,
+    likeness as likeness,
     one_picture as one_picture,
+    pixel_classes as pixel_classes,
+    pixel_maps as pixel_maps,
     predict as predict,
     predictions as predictions,
     probabilities as probabilities,

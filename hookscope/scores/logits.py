@@ -11,15 +11,18 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import interpolate
 
 from hookscope.display import Cells, Rows, Shown
 from hookscope.errors import CategoriesError, InputError, ModelError, OutputNote, UsageError, spelled
 from hookscope.findings import counted, listed
-from hookscope.hooks import AnyModel, ending_of, output_of, shape_of, tensors_in
+from hookscope.hooks import AnyModel, as_float, ending_of, output_of, shape_of, tensors_in
 from hookscope.images import as_picture, list_pictures
 from hookscope.models import as_loaded, detections_in, given_inputs, model_errors_as_input_errors
 from hookscope.scores.target import ClassNames, Target, class_label
 
+LIKE = 0.5  # correlation of each channel with the input, above which an output is an image and not scores
+_COARSEST = 8  # pixels of the input for each position; coarser maps are features
 _SEEN = 0.02  # of the best probability
 _ROUNDING = 5e-3  # of a sum of probabilities in half precision
 _LOGITS = ("out", "logits")  # as torchvision and transformers call them
@@ -302,8 +305,10 @@ def check_finite_score(score: Score) -> None:
         raise InputError(asked, do=FIND_NON_FINITE)
 
 
-def predict(net: AnyModel, images: Any, target: Any = "top:5", categories: ClassNames = None) -> Rows[Prediction]:
+def predict(net: AnyModel, images: Any, target: Any = "top:5", categories: ClassNames = None) -> Rows[Score]:
     """The classes that a model gives to images, of each image the highest score first.
+
+    Of a segmentation the score is the share of the pixels where the class is the best, and there is no probability.
 
     Args:
         net: What `load_model` returns, or any eager module with a score for each class.
@@ -324,7 +329,7 @@ def predict(net: AnyModel, images: Any, target: Any = "top:5", categories: Class
         >>> [(row.label, round(row.probability, 3)) for row in rows]
         [('star', 0.954), ('triangle', 0.006)]
     """
-    loaded, wanted, rows = as_loaded(net), Target.of(target), Rows[Prediction]()
+    loaded, wanted, rows = as_loaded(net), Target.of(target), Rows[Score]()
     check_family(loaded.family, loaded.name)
     names = loaded.categories if categories is None else categories
     wanted.check(names)
@@ -334,7 +339,45 @@ def predict(net: AnyModel, images: Any, target: Any = "top:5", categories: Class
         picture = None if isinstance(image, Tensor) else as_picture(image, loaded.preprocess.frames)
         inputs = given_inputs(net, loaded.inputs(image) if picture is None else picture)
         with model_errors_as_input_errors(loaded.name, inputs), torch.no_grad():
-            scores = class_scores(output_of(loaded.model, *inputs), type(loaded.model).__name__)
+            output, what = output_of(loaded.model, *inputs), type(loaded.model).__name__
+            maps = pixel_maps(output, next(iter(tensors_in(inputs).values()))[0], what)
+            if maps is None:
+                classes: Sequence[Score] = predictions(one_picture(class_scores(output, what)), names, wanted)
+            else:
+                classes = pixel_classes(maps, names, wanted) or [Score(0, class_label(0, names), 0.0, None)]
         name = (picture and picture.name) or str(at)
-        rows += [replace(row, image=name) for row in predictions(one_picture(scores), names, wanted)]
+        rows += [replace(row, image=name) for row in classes]
     return rows
+
+
+def pixel_maps(output: Any, prepared: Tensor, what: str = "") -> Tensor | None:
+    """The scores ``(K, h, w)`` of the classes of each pixel of one ``prepared`` image; None for other outputs.
+
+    Of a tensor alone, coarse maps are features, and maps like the input are an image. For ``what`` see `class_maps`.
+    """
+    maps = class_maps(output, bare=True, what=what)
+    if maps is None or len(maps) != 1 or not bool(maps.isfinite().all()):
+        return None
+    coarse = max(prepared.shape[-2] / maps.shape[2], prepared.shape[-1] / maps.shape[3]) > _COARSEST
+    is_bare = not isinstance(output, Mapping)
+    return None if is_bare and (coarse or likeness(output, prepared) > LIKE) else maps[0].detach()
+
+
+def likeness(output: Any, prepared: Tensor) -> float:
+    """The lowest correlation of a channel of a tensor ``(1, C, h, w)`` with its channel of the input; else 0."""
+    if not isinstance(output, Tensor) or output.dim() != 4 or output.shape[:2] != (1, len(prepared)):
+        return 0.0
+    maps = as_float(output[0].detach())
+    given = interpolate(as_float(prepared)[None].to(maps.device), maps.shape[1:])[0]  # or it has another resolution
+    pairs = zip(maps.flatten(1), given.flatten(1), strict=True)
+    return min(float(torch.corrcoef(torch.stack(pair))[0, 1]) for pair in pairs)
+
+
+def pixel_classes(maps: Tensor, categories: ClassNames, target: Target) -> list[Score]:
+    """The classes of ``target`` with their share of the pixels; ``top:K`` leaves out a class without a pixel."""
+    if categories:
+        check_categories(categories, len(maps))
+    best = class_at(maps)
+    shares = (torch.bincount(best[best >= 0], minlength=len(maps)).double() / best.numel()).tolist()
+    classes = target.indices([share or None for share in shares], categories)
+    return [Score(at, class_label(at, categories), shares[at], None) for at in classes]

@@ -80,7 +80,7 @@ def test_a_picture_or_a_model_that_does_not_fit_is_refused(net: LoadedModel, pic
 
 
 def test_predictions_and_maps_call_a_model_without_scores_alike(net: LoadedModel, picture: Tensor) -> None:
-    features = dataclasses.replace(net, model=nn.Conv2d(3, 8, 1), name="net.py:make", categories=None)
+    features = dataclasses.replace(net, model=nn.Conv2d(3, 8, 16, 16), name="net.py:make", categories=None)
     errors = []
     for explain in (predict, lambda net, pictures: class_activation_maps(net.model, pictures[0][None])):
         with pytest.raises(ModelError) as caught:

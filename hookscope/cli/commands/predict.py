@@ -18,8 +18,12 @@ COLUMNS = Columns(
     Column("image", help="the image, as it was named"),
     Column("class", lambda prediction: prediction.index, "number of the class"),
     Column("label", help="name of the class, empty if unknown"),
-    Column("score", help="logit of the class, before softmax or sigmoid"),
-    Column("probability", help="of the class, 0 to 1; tables leave it out for random weights", hide="random"),
+    Column("score", help="logit of the class, before softmax or sigmoid; of a segmentation its share of the pixels"),
+    Column(
+        "probability",
+        help="of the class, 0 to 1; tables leave it out for random weights",
+        hide="random",
+    ),
     Column("weights", help="the weights; with random weights the classes mean nothing"),
 )
 
@@ -37,8 +41,8 @@ class Predict(OfImages):
 
     IMAGE is a file, a folder, a glob, or - for standard input. There is a row for each class, the highest score first.
 
-    In a segmentation model, the score of a class is the mean of its logits over all positions. Detection and optical
-    flow models have no class scores.
+    In a segmentation model, the score of a class is its share of the pixels, without a probability. Detection and
+    optical flow models have no class scores.
     """
 
     fields_told = COLUMNS
