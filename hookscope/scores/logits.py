@@ -166,11 +166,12 @@ def _vectors(tensors: Mapping[str, Tensor]) -> list[str]:
 
 
 def _most_like_scores(tensors: Mapping[str, Tensor], notes: list[str]) -> Tensor | None:
-    """The vector that a softmax or a sigmoid made, else by name, the first or the only one; else the first output."""
+    """The vector that a softmax or a sigmoid made, else by name, of two numbers or more, the first; else the first."""
 
     def rank(name: str) -> tuple[bool, ...]:
         ends = ending_of(tensors[name]) is not None or is_distribution(tensors[name])
-        return not ends, not _SCORES.search(name.lower()), bool(_FEATURES.search(name.lower()))
+        words = not _SCORES.search(name.lower()), bool(_FEATURES.search(name.lower()))
+        return not ends, *words, tensors[name].shape[1] < 2
 
     first, ranked = next(iter(tensors), ""), sorted(_vectors(tensors), key=rank)
     if len(tensors) < 2 or not ranked or (first not in ranked and [*map(rank, ranked)].count(rank(ranked[0])) > 1):

@@ -126,6 +126,8 @@ V, W, MAPS = torch.tensor([[3.0, 1.0]]), torch.tensor([[9.0, 8.0, 7.0]]), torch.
         ({"features": MAPS, "embedding": W, "scores": V}, "scores"),
         ({"hidden": W, "y": V}, "y"),
         ((W, V), "0"),
+        ((V[:, :1], V, W), "1"),
+        ({"score": V[:, :1], "y": V}, "score"),
         ((MAPS, V), "1"),
         ({"x": W, "y": W.softmax(1)}, "y"),
     ],
