@@ -238,5 +238,6 @@ def warnings_as_notes() -> Iterator[None]:
 
     with warnings.catch_warnings():
         warnings.simplefilter("always", OutputNote)
+        warnings.filterwarnings("ignore", "Using a non-tuple sequence")  # for tensor["name"], which fails then
         warnings.showwarning = show
         yield

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import linecache
 import logging
 import os
 import re
@@ -68,6 +69,7 @@ _CAUSES = {
     r"Kernel size can't be greater|Output size is too small": "needs a larger input",
     r"more than 1 value per channel when training": "needs several values to normalise a batch and got one",
 }
+_READ_BY_NAME = r"""\b(\w+)(?:\[["']|\.(?:get|keys|items|pop)\()"""
 # What torch says at length of models that work forward but not backward.
 _NO_GRADIENT = {
     "Inference tensors cannot be saved for backward": (
@@ -118,8 +120,12 @@ def forward_error(model: str, inputs: Any, error: Exception) -> InputError:
         isinstance(value, Tensor) and value.dim() == 3 and len(value) in (1, 3) for value in inputs
     ):
         advice = ["x[None] adds a batch axis"]
+    declared = "set input_size, preprocess or model_inputs next to its factory"
+    several = re.search("required positional|required keyword-only|takes . positional", str(error))
+    if "takes no image tensor" in cause or (several and not _frame_of_the_user(error)):
+        advice, declared = [], "set model_inputs next to its factory: it makes what forward takes of a batch of images"
     if ":" in model and not model.startswith("timm:"):  # only the file of a factory can say what its model takes
-        advice += ["set input_size, preprocess or model_inputs next to its factory"] if about_input else []
+        advice += [declared] if about_input else []
     return InputError(f"{model}: {asked}", ", or ".join(advice), _all_of_it(error))
 
 
@@ -150,7 +156,11 @@ def _frame_of_the_user(error: BaseException) -> traceback.FrameSummary | None:
 
 
 def _likely_cause(error: Exception) -> str:
-    """What a layer expects and what it got, where torch's message says both."""
+    """What a layer expects and what it got, where torch's message or the line that failed says both."""
+    for frame, line in traceback.walk_tb(error.__traceback__):
+        read = re.search(_READ_BY_NAME, linecache.getline(frame.f_code.co_filename, line))
+        if read and isinstance(frame.f_locals.get(read[1]), Tensor):
+            return f"{frame.f_code.co_name}({read[1]}) takes no image tensor"
     for pattern, cause in _CAUSES.items():
         if match := re.search(pattern, str(error)):
             return f"{_failed_layer(error) or 'a layer'} {cause.format(**match.groupdict())}"

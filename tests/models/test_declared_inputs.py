@@ -237,7 +237,15 @@ REFUSED = {
     ),
     "nothing declared": (
         "make = PictureAndWords",
-        "set input_size, preprocess or model_inputs next to its factory",
+        "takes 1 positional argument but 2 were given; set model_inputs next to its factory: it makes what forward",
+    ),
+    "a mapping": (
+        "class Mapped(nn.Module):\n    def forward(self, batch): return batch['image'].mean()\nmake = Mapped",
+        "forward(batch) takes no image tensor; forward() failed on 1x3x224x224: IndexError: too many indices",
+    ),
+    "a mapping with a short name": (
+        "class Mapped(nn.Module):\n    def forward(self, batch): return batch.get('x').mean()\nmake = Mapped",
+        "forward(batch) takes no image tensor; forward() failed on 1x3x224x224: AttributeError: 'Tensor' object",
     ),
 }
 
