@@ -343,6 +343,7 @@ def _outline(picture: Image.Image, sides: Sequence[float]) -> None:
     left, top, right, bottom = (
         min(max(round(side), low), high) for side, high in zip(sides, (across, down) * 2, strict=True)
     )
+    right, bottom = max(left, right), max(top, bottom)  # an untrained detector turns boxes over
     pen = ImageDraw.Draw(picture)
     for grow, colour, wide in ((2 * width, (0, 0, 0), 3 * width), (width, (255, 255, 255), width)):
         pen.rectangle((left - grow, top - grow, right + grow, bottom + grow), outline=colour, width=wide)

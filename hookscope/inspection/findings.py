@@ -116,10 +116,8 @@ def _random(evidence: InspectionEvidence, initial: Sequence[Finding]) -> Iterato
     elif never is not None:
         yield kind.finding("", never.evidence)
     elif len(initial) > len(large) / 2:
-        yield kind.finding(
-            "",
-            f"the weights of {len(initial)} of {counted(len(large), 'layer')} are uniform, as after initialisation",
-        )
+        layers = f"{len(initial)} of {counted(len(large), 'layer')} with {_FEW_WEIGHTS} weights or more"
+        yield kind.finding("", f"the weights of {layers} are uniform, as after initialisation")
 
 
 def _measured(drift: BatchNormDrift, running: Floats) -> dict[str, float]:

@@ -193,6 +193,9 @@ def _load_safetensors(path: str | os.PathLike[str]) -> Any:
         raise WeightsError(f"cannot read weights {path}: {first_line(error)}", "it is damaged or incomplete") from error
 
 
+_MODELS = {".onnx": "it is an ONNX file", ".pt2": "it is a program of torch.export"}
+
+
 def _load_torch(path: str | os.PathLike[str], head: bytes) -> Any:
     try:
         with warnings.catch_warnings():
@@ -204,8 +207,9 @@ def _load_torch(path: str | os.PathLike[str], head: bytes) -> Any:
         if danger:
             asked = f"{path} is more than weights: loading it {danger}; refused"
             raise WeightsError(asked, do="save model.state_dict()") from error
-        do = "give it as MODEL" if os.fspath(path).endswith((".onnx", ".pt2")) else ""
-        raise WeightsError(f"cannot read weights {path}: damaged, incomplete or not a checkpoint", do=do) from error
+        kind = _MODELS.get(os.path.splitext(path)[1], "")
+        asked = f"cannot read weights {path}: {kind or 'damaged, incomplete or not a checkpoint'}"
+        raise WeightsError(asked, do="give it as MODEL" if kind else "") from error
 
 
 def _danger(text: str, head: bytes) -> str:

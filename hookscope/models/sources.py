@@ -55,11 +55,13 @@ class TorchvisionSource(ModelSource):
 
     @classmethod
     def detections(cls, output: Any) -> list[Detections] | None:
-        if not isinstance(output, list) or not output or not isinstance(output[0], dict):
+        images = output if isinstance(output, list) else [output]
+        if not images or not isinstance(images[0], dict) or not {"boxes", "labels", "scores"} <= images[0].keys():
             return None
-        if not {"boxes", "labels", "scores"} <= output[0].keys():
-            return None
-        return [Detections(image["boxes"], image["labels"], image["scores"]) for image in output]
+        parts = [(image["boxes"], image["labels"], image["scores"]) for image in images]
+        if images is not output:  # a mapping for a whole batch
+            parts = [*zip(*parts[0], strict=True)] if output["boxes"].dim() == 3 == output["scores"].dim() + 1 else []
+        return [Detections(*image) for image in parts] or None
 
     def class_names(self) -> tuple[str, ...]:
         if self.text in BUNDLED:

@@ -33,7 +33,8 @@ _GIVES = {"detection": _BOXES, "batched_detection": _BOXES, "optical_flow": "the
 EXPLAIN_SIMILARITY = "explain the similarity to another image: ‹SimilarityTarget|--similar-to IMAGE›"
 FIND_NON_FINITE = "see ‹find_non_finite|`hookscope gradients --detect-anomaly`›"
 CHOOSE_OUTPUT = "‹load_model(..., model_output=NAME)|--model-output NAME›"
-ASK_FOR_A_BOX = "name a box: ‹BoxTarget(0)|--target box:0›"
+_A_BOX = "cam and saliency explain a box: ‹BoxTarget(0)|--target box:0›"
+_A_NUMBER = "cam and saliency explain a number of it: ‹target=function|--target file.py:function›"
 _INSTEAD = (
     "‹inspect, capture and layer_gradients(loss='mse')|inspect, visualize, stats and `gradients --loss mse`› work on it"
 )
@@ -102,17 +103,21 @@ def class_scores(output: Any, what: str = "the model") -> Tensor:
     among several outputs. Other outputs (boxes, flow, embeddings) raise a ModelError, which calls the model ``what``.
     """
     notes: list[str] = []
-    logits = _first(output, notes)
-    maps = None if logits is not None and logits.dim() == 2 else class_maps(output)
+    is_detector = gives_boxes(output)
+    logits = None if is_detector else _first(output, notes)
+    maps = None if is_detector or (logits is not None and logits.dim() == 2) else class_maps(output)
     if logits is not None and logits.is_floating_point() and (maps is not None or logits.dim() == 2):
         _tell(what, notes)
         return logits if maps is None else maps.mean((2, 3))
     if embeddings(output):
         raise ModelError(f"{what} gives {described(output)}, no score for each class", do=EXPLAIN_SIMILARITY)
-    bare = class_maps(output, bare=True) is not None
-    hint = "for a segmentation, cam, saliency and inspect take a class: try ‹target=1|--target 1›"
-    choose = f"choose one with {CHOOSE_OUTPUT}" if len(_vectors(tensors_in(output))) > 1 else _INSTEAD
-    do = f"{_INSTEAD}; {hint}" if bare else choose
+    do = f"{_INSTEAD}; {_A_NUMBER}"
+    if is_detector:
+        do = f"{_INSTEAD}; {_A_BOX}"
+    elif class_maps(output, bare=True) is not None:
+        do = f"{_INSTEAD}; for a segmentation, cam, saliency and inspect take a class: try ‹target=1|--target 1›"
+    elif len(_vectors(tensors_in(output))) > 1:
+        do = f"choose one with {CHOOSE_OUTPUT}"
     raise ModelError(f"{what} gives {described(output)}, no score for each class", do=do)
 
 
@@ -239,15 +244,10 @@ def described(output: Any) -> str:
     return f"{'x'.join(map(str, shape))} values" if shape else "one value"
 
 
-def check_family(
-    family: str, what: str = "the model", needs: str = "score for each class", boxes: bool = False
-) -> None:
-    """Raise a ModelError, before a forward pass, for a family without what the caller ``needs``.
-
-    ``boxes`` says that the caller takes boxes too.
-    """
+def check_family(family: str, what: str = "the model", needs: str = "score for each class") -> None:
+    """Raise a ModelError, before a forward pass, for a family without what the caller ``needs``."""
     if family in _GIVES:
-        do = ASK_FOR_A_BOX if boxes and _GIVES[family] == _BOXES else _INSTEAD
+        do = f"{_INSTEAD}; {_A_BOX}" if _GIVES[family] == _BOXES else _INSTEAD
         raise ModelError(f"{what} gives {_GIVES[family]}, no {needs}", do=do)
 
 

@@ -16,7 +16,6 @@ from hookscope.errors import AbsentTargetError, ModelError, UsageError
 from hookscope.hooks import tensors_in
 from hookscope.models import describe_error
 from hookscope.scores.logits import (
-    ASK_FOR_A_BOX,
     Logits,
     Prediction,
     Score,
@@ -25,7 +24,6 @@ from hookscope.scores.logits import (
     class_maps,
     class_scores,
     described,
-    gives_boxes,
     is_a_list_of_records,
     one_picture,
     predictions,
@@ -119,8 +117,6 @@ def objectives(
         return target.objectives(output, categories, what, size)
     if callable(target):
         return [_own_objective(target, output)]
-    if gives_boxes(output):
-        raise ModelError(f"{what} gives {described(output)}, no score for each class", do=ASK_FOR_A_BOX)
     return class_objectives(target, None, output, categories, what)
 
 

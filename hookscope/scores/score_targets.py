@@ -334,7 +334,7 @@ def target_for(choice: TargetChoice, net: LoadedModel, categories: tuple[str, ..
     if choice.similar_to:
         check_family(net.family, net.name, "embedding")
         return _always(SimilarityTarget.of_picture(net, choice.similar_to(net.preprocess.frames)))
-    check_family(net.family, net.name, boxes=True)
+    check_family(net.family, net.name)
     if getattr(net.model, "num_classes", None) == 0:  # so timm says that there is no classifier
         raise ModelError(f"{net.name} gives an embedding, no score for each class", do=EXPLAIN_SIMILARITY)
     for classes in (choice.classes, choice.against):

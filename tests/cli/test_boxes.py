@@ -71,7 +71,7 @@ def test_an_image_without_the_box_does_not_stop_the_others(run: Run, command: st
     ("words", "says"),
     [
         ("--target box:3", "no box 3; FindsCells finds 3 boxes: box:0 class 1 (0.98), box:1 class 2 (0.96)"),
-        ("", "FindsCells gives boxes, labels and scores, no score for each class; name a box: --target"),
+        ("", "FindsCells gives boxes, labels and scores, no score for each class; inspect, visualize"),
     ],
 )
 def test_a_box_that_is_not_there_is_one_line(run: Run, command: str, words: str, says: str) -> None:

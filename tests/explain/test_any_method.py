@@ -78,7 +78,7 @@ def test_a_model_without_classes_is_refused_with_what_works_on_it(output: Any, t
     net = seeded(lambda: Gives(output))
     options = {"layers": "conv"} if method == "gradcam" else {}
     refuses(method, net, picture(), ModelError, text, **options)
-    works = "name a box: BoxTarget(0)" if "boxes" in text else "inspect, capture and layer_gradients(loss='mse')"
+    works = "explain a box: BoxTarget(0)" if "boxes" in text else "inspect, capture and layer_gradients(loss='mse')"
     refuses(method, net, picture(), ModelError, works, **options)
 
 

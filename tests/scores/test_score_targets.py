@@ -220,5 +220,17 @@ def test_a_box_that_is_not_there_is_one_line(index: int, output: Any, error: typ
 
 
 def test_a_detector_asked_for_a_class_says_how_to_ask_for_a_box() -> None:
-    with pytest.raises(ModelError, match="name a box: BoxTarget\\(0\\)"):
-        objectives("top:1", STREET, NAMES)
+    for output in (STREET, batched(STREET)):
+        with pytest.raises(ModelError, match="cam and saliency explain a box: BoxTarget\\(0\\)"):
+            objectives("top:1", output, NAMES)
+
+
+def batched(images: Any) -> dict[str, Tensor]:
+    return {key: torch.stack([image[key] for image in images]) for key in images[0]}
+
+
+def test_a_mapping_may_hold_the_boxes_of_a_batch() -> None:
+    assert box(1, batched(STREET)).score == box(1, STREET).score
+    for one in ({**batched(STREET), "scores": torch.ones(1, 3, 2)}, STREET[0]):
+        with pytest.raises(ModelError, match="no boxes with classes and scores"):
+            box(1, one)
