@@ -239,6 +239,9 @@ def fitted(model: nn.Module, checkpoint: Checkpoint) -> tuple[dict[str, Tensor],
     first state dict as it is. One with the shapes of the model goes before the others. Keys that fit as they are
     go before a copy of them with a prefix, such as an average.
     """
+    if not all(isinstance(value, Tensor) for value in model.state_dict().values()):
+        asked = f"cannot load {checkpoint.label} into {type(model).__name__}"
+        raise WeightsError(asked, "its state holds more than tensors, as if quantized", "let the factory load it")
     own = _shapes(model.state_dict())
     usable: list[tuple[dict[str, Tensor], list[str]]] = []
     for place, state in checkpoint.states.items():

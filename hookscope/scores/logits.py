@@ -111,12 +111,12 @@ def class_scores(output: Any, what: str = "the model") -> Tensor:
         return logits if maps is None else maps.mean((2, 3))
     if embeddings(output):
         raise ModelError(f"{what} gives {described(output)}, no score for each class", do=EXPLAIN_SIMILARITY)
-    do = f"{_INSTEAD}; {_A_NUMBER}"
+    do, tensors = f"{_INSTEAD}; {_A_NUMBER}", tensors_in(output)
     if is_detector:
         do = f"{_INSTEAD}; {_A_BOX}"
     elif class_maps(output, bare=True) is not None:
         do = f"{_INSTEAD}; for a segmentation, cam, saliency and inspect take a class: try ‹target=1|--target 1›"
-    elif len(_vectors(tensors_in(output))) > 1:
+    elif len(_vectors(tensors)) > 1 or any(tensor.dim() == 4 for tensor in tensors.values()):
         do = f"choose one with {CHOOSE_OUTPUT}"
     raise ModelError(f"{what} gives {described(output)}, no score for each class", do=do)
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torchvision.models import get_model
 
 from hookscope.errors import WeightsError
-from hookscope.models.checkpoints import load_into, mismatches, read_checkpoint
+from hookscope.models.checkpoints import fitted, load_into, mismatches, read_checkpoint
 from hookscope.models.load import load_model
 from tests.helpers import Trap, same_values
 
@@ -224,6 +224,23 @@ def test_a_damaged_file_or_one_of_another_kind_is_refused(tmp_path: Path, name: 
     path = tmp_path / "own.pth"
     path.write_bytes(content)
     assert words.format(path=path) in refused(path)
+
+
+@pytest.mark.parametrize(("suffix", "kind"), [(".onnx", "an ONNX file"), (".pt2", "a program of torch.export")])
+def test_a_model_given_as_weights_is_named(tmp_path: Path, suffix: str, kind: str) -> None:
+    (tmp_path / f"own{suffix}").write_bytes(b"\x08\x07")
+    assert refused(tmp_path / f"own{suffix}").endswith(f"own{suffix}: it is {kind}; give it as MODEL")
+
+
+def test_a_model_whose_state_holds_more_than_tensors_is_refused(save: Callable[..., str]) -> None:
+    class Packed(nn.Linear):
+        def get_extra_state(self) -> Any:
+            return torch.qint8
+
+        def set_extra_state(self, state: Any) -> None: ...
+
+    with pytest.raises(WeightsError, match=r"own\.pth into Packed; its state holds more than tensors"):
+        fitted(Packed(2, 2), read_checkpoint(save(nn.Linear(2, 2).state_dict())))
 
 
 @pytest.mark.parametrize(
