@@ -117,7 +117,7 @@ def class_scores(output: Any, what: str = "the model") -> Tensor:
     elif class_maps(output, bare=True) is not None:
         do = f"{_INSTEAD}; for a segmentation, cam, saliency and inspect take a class: try ‹target=1|--target 1›"
     elif len(_vectors(tensors)) > 1 or any(tensor.dim() == 4 for tensor in tensors.values()):
-        do = f"choose one with {CHOOSE_OUTPUT}"
+        do = f"{_INSTEAD}; choose one with {CHOOSE_OUTPUT}"
     raise ModelError(f"{what} gives {described(output)}, no score for each class", do=do)
 
 
@@ -176,7 +176,7 @@ def _most_like_scores(tensors: Mapping[str, Tensor], notes: list[str]) -> Tensor
     def rank(name: str) -> tuple[bool, ...]:
         ends = ending_of(tensors[name]) is not None or is_distribution(tensors[name])
         words = not _SCORES.search(name.lower()), bool(_FEATURES.search(name.lower()))
-        return not ends, *words, tensors[name].shape[1] < 2
+        return not ends, *words, name.isdecimal() and tensors[name].shape[1] < 2
 
     first, ranked = next(iter(tensors), ""), sorted(_vectors(tensors), key=rank)
     if len(tensors) < 2 or not ranked or (first not in ranked and [*map(rank, ranked)].count(rank(ranked[0])) > 1):
