@@ -49,6 +49,7 @@ from hookscope.scores import (
     Target,
     check_finite_score,
     class_label,
+    class_scores,
     one_picture,
     predictions,
     probabilities,
@@ -238,7 +239,8 @@ def scores_without(
     ``with_all`` are the scores ``(1, K)`` with all channels. The groups are in the order in which their calls run; one
     pass does them all where the model allows it. The group that changes most is verified on its own.
     """
-    given = Baseline(Passes(model, inputs), with_all, (), (), separate=False)
+    silent = partial(class_scores, what="")  # who has ``with_all`` was told what the scores are
+    given = Baseline(Passes(model, inputs, read=silent), with_all, (), (), separate=False)
     changes: list[tuple[AblationSite, Intervention]] = []
     for call, shape, group in channels:
         parts = shape.items() if isinstance(shape, dict) else [("", shape or ())]

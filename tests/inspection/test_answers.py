@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torchvision.models.detection import ssdlite320_mobilenet_v3_large
 
+from hookscope.errors import OutputNote
 from hookscope.explain import class_activation_maps
 from hookscope.inspection import InspectedImage, inspect
 from hookscope.models import LoadedModel, WeightsMetadata
@@ -155,3 +156,16 @@ def test_a_segmentation_that_ends_in_a_softmax_is_told(last: nn.Module, told: bo
     places = inspect(ready(nn.Sequential(net, last)), noise()).places
     assert "random-weights" not in [place.kind for place in places]
     assert ("probabilities-as-scores" in [place.kind for place in places]) is told
+
+
+def test_the_choice_of_an_output_is_told_once() -> None:
+    torch.manual_seed(0)
+    body = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1))
+    parts = {"body": nn.Sequential(*body, nn.Flatten()), "head": nn.Linear(8, 4)}
+    net = Function(lambda net, x: (net.head(values := net.body(x)), values), **parts)
+    for weight in net.parameters():
+        nn.init.normal_(weight)  # not as after initialisation
+    with pytest.warns(OutputNote) as told:
+        places = inspect(ready(net), noise()).places
+    assert "carries-answer" in [place.kind for place in places]
+    assert len({str(each.message) for each in told}) == 1
