@@ -94,6 +94,7 @@ class Table:
     """A list or tuple of rows that shows itself as a table, of the first ones if they are many."""
 
     __slots__ = ()
+    nothing = "[]"
 
     def records(self) -> list[dict[str, Any]]:
         """A dictionary for each row, with the fields of CSV: ``pandas.DataFrame(rows.records())``."""
@@ -106,12 +107,12 @@ class Table:
         every: Any = self
         rows, more = _first(cells_of(every), _MOST_LINES)
         needs = {column.name: column.need for column in _columns_of(every) or ()}
-        return "\n".join([*text_lines(rows, needs), *([more] if more else [])]) if rows else "[]"
+        return "\n".join([*text_lines(rows, needs), *([more] if more else [])]) if rows else self.nothing
 
     def _repr_html_(self) -> str:
         every: Any = self
         rows, more = _first(cells_of(every), _MOST_ROWS)
-        return html_table(rows, more=more) if rows else "<p>nothing</p>"
+        return html_table(rows, more=more) if rows else f"<p>{self.nothing}</p>"
 
 
 class RowTuple(Table, tuple[Any, ...]):

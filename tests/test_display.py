@@ -159,7 +159,7 @@ def test_rows_are_a_list(net: LoadedModel) -> None:
     assert isinstance(rows, list) and rows == plain and plain == rows
     assert rows[1:3] == plain[1:3] and isinstance(rows[1:3], Rows) and rows[0] is plain[0]
     assert pickle.loads(pickle.dumps(rows)) == plain
-    assert (repr(Rows()), Rows()._repr_html_()) == ("[]", "<p>nothing</p>")
+    assert (repr(Rows()), Rows()._repr_html_()) == ("[]", "<p>[]</p>")
 
 
 def test_hostile_names_are_text() -> None:

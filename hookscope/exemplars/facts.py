@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from hookscope.columns import Column, Columns, Row
@@ -26,13 +26,14 @@ class Exemplar:
     Attributes:
         value: The largest, mean or largest absolute activation of the channel on the image.
         position: Position of the image in the list.
-        name: Its path.
+        name: Its path, or its number if it has none.
         sha256: Hexadecimal SHA-256 of its file.
         label: The name of its folder if that is a label, else empty.
         place: Row and column of the unit with that value, or of the largest value for a mean; frames of a clip are side
             by side. None where the output has no places.
         box: What the unit sees of the network's input.
         size: Height and width of the network's input.
+        image: What the network sees, of an image without a file.
     """
 
     value: float
@@ -43,6 +44,7 @@ class Exemplar:
     place: tuple[int, int] | None = None
     box: Box = (0, 0, 0, 0)
     size: tuple[int, int] = (0, 0)
+    image: Image.Image | None = field(default=None, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -56,9 +58,11 @@ class SynthesizedImage(Shown):
     value: float
     best: float | None
     seed: int
+    channel: int | None = None
 
     def _cells(self) -> Cells:
         return {
+            "channel": self.channel,
             "value": self.value,
             "best": self.best,
             "seed": self.seed,
@@ -69,6 +73,16 @@ class SynthesizedImage(Shown):
     def is_enough(self) -> bool:
         """Whether the value is above the best exemplar's, or there is none."""
         return self.best is None or self.value > self.best
+
+
+class SynthesizedByChannel(Shown, dict[int, tuple[SynthesizedImage, ...]]):
+    """The images made for each channel; none for a channel that no gradient reaches."""
+
+    def _cells(self) -> Cells:
+        return {"channels": len(self), "unreached": [channel for channel, made in self.items() if not made]}
+
+    def _rows(self) -> Sequence[SynthesizedImage]:
+        return [image for made in self.values() for image in made]
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)

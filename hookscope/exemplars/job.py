@@ -11,6 +11,7 @@ from typing import Any, Self
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from PIL import Image
 from torch import Tensor, nn
 
 from hookscope.drawing import input_size_of
@@ -57,6 +58,7 @@ class SeenImage:
     label: str
     size: tuple[int, int]
     print: Prints
+    image: Image.Image | None = None  # what the network sees, of an image without a file
 
 
 @dataclass(eq=False)
@@ -217,8 +219,9 @@ class _Reader:
         sizes = [(int(tensor.shape[-2]), int(tensor.shape[-1])) if tensor.dim() > 1 else (1, 1) for tensor in first]
         self.size = input_size_of(first[0]) if first[0].dim() > 2 else InputSize(1, 1)
         self.now, self.positions = FoundExemplars(images=batch.count), np.array(batch.positions)
-        rows = zip(batch.names, batch.sha256, sizes, prints_of(first), strict=True)
-        self.images = [SeenImage(name, sha256, label_of(name, self.job.folders), *rest) for name, sha256, *rest in rows]
+        labels = batch.labels or [label_of(name, self.job.folders) for name in batch.names]
+        shown = [None] * len(labels) if any(batch.sha256) else map(self.net.preprocess.denormalise, first)
+        self.images = list(map(SeenImage, batch.names, batch.sha256, labels, sizes, prints_of(first), shown))
 
     def _found(self) -> FoundExemplars:
         """What the pass has found, which is known from now on."""

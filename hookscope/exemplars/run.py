@@ -5,12 +5,12 @@ from __future__ import annotations
 import base64
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
-from PIL import Image
+import torch
 
 from hookscope.display import Rows
 from hookscope.drawing import channel_numbers, image_bytes
@@ -23,6 +23,8 @@ from hookscope.hooks import AnyModel, Layers, Selection, select_types
 from hookscope.images import list_pictures, open_image
 from hookscope.jobs import (
     AGAIN,
+    Images,
+    MemoryEngine,
     Part,
     Progress,
     RunIdentity,
@@ -31,6 +33,7 @@ from hookscope.jobs import (
     StateKind,
     fingerprint_of,
     layers_in_words,
+    paths_or_items,
     picture_of,
     pictures_in,
     read_state,
@@ -93,7 +96,7 @@ class SavedExemplars:
             place = None if row < 0 else (row, column)
             box = (0, 0, image.size[1], image.size[0]) if place is None else window.box(place, image.size)
             seen_in = position, image.name, image.sha256, image.label
-            by_channel[channel].append(Exemplar(value, *seen_in, place, box, image.size))
+            by_channel[channel].append(Exemplar(value, *seen_in, place, box, image.size, image.image))
         return [tuple(exemplars) for exemplars in by_channel]
 
 
@@ -209,7 +212,7 @@ def read_exemplars_of(path: StrPath, net: LoadedModel) -> list[LayerExemplars]:
 
 def find_exemplars(
     net: AnyModel,
-    paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+    images: Images,
     layers: Layers = "0:",
     types: Iterable[str] | None = None,
     *,
@@ -233,19 +236,20 @@ def find_exemplars(
     if they fold to a grid; class tokens are then left out. Vectors have no places. If the rows of an output are not the
     images of the batch, as in the heads of a detector, a batch size of 1 makes all of them one image.
 
-    The label of an image is the name of its folder, if ``paths`` names a folder above it. With labels, each channel has
-    classes and a selectivity.
+    The label of an image is the name of its folder, if ``images`` names a folder above it, or what a Dataset gives.
+    With labels, each channel has classes and a selectivity.
 
     Args:
         net: The model, as `load_model` returns it; or a module, whose usual preprocessing is then assumed.
-        paths: Image files and folders, in an order that stays the same between runs.
+        images: Image files and folders, in an order that stays the same between runs; or images in memory, as
+            `extract` takes them: images of Pillow, tensors ``(C, H, W)`` of the input, a Dataset or a DataLoader.
         layers: A selection, as `capture` takes it; by default every call with an index.
         types: Class names that indices and ``all`` count, see `capture`.
         channels: The channels of each layer, from 0; None for all.
         top: How many exemplars a channel has.
         least: Whether to find the images that excite each channel least, too.
         measure: ``max``, ``mean`` or ``abs``.
-        folders: Folders that were named, if ``paths`` lists the files in them.
+        folders: Folders that were named, if ``images`` lists the files in them.
         save: A file that is written about every ten seconds and whenever the run ends, also by an exception or a
             signal; `read_exemplars` reads it.
         resume: Use only the images that are missing in ``save``.
@@ -274,12 +278,13 @@ def find_exemplars(
     if measure not in MEASURES:
         raise UsageError(f"no measure '{measure}'", f"there are {', '.join(MEASURES)}")
     classes = select_types(types) if types else None
-    given = paths if isinstance(paths, Sequence) and not isinstance(paths, str) else [paths]
-    if not all(isinstance(path, str | os.PathLike) for path in given):
-        raise UsageError("exemplars are found in files, not in memory", do="save the images, and give their paths")
-    files: list[Any] = list_pictures(given) if folders is None else list(given)
+    paths, items = paths_or_items(images)
+    if paths is None and (save is not None or run.engine is not None):
+        raise UsageError("a saved run or an engine reads files, not images in memory", do="give paths, or leave it out")
+    run = run if paths is not None else replace(run, engine=MemoryEngine(items))
+    files: list[Any] = list_pictures(paths or ()) if folders is None else list(paths or ())
     if folders is None:
-        folders = [os.fspath(path) for path in given if os.path.isdir(path)]
+        folders = [path for path in paths or () if os.path.isdir(path)]
     below = tuple(map(os.path.normpath, folders))
     job = ExemplarsJob(layers, classes, wanted, top, least, measure, below, run.images_in_pass, run.workers)
     words = "all" if wanted is None else ", ".join(map(str, wanted))
@@ -329,8 +334,9 @@ class ExemplarsRun(SavedRun[FoundExemplars]):
     def _add_fields(self) -> None:
         """Find out what a unit of each layer sees, on noise of the size of an image."""
         height, width = next(iter(self.found.seen.values())).size
-        noise = np.random.default_rng(0).integers(0, 256, (height, width, 3), np.uint8)
-        inputs = self.net.inputs(self.net.prepare(Image.fromarray(noise)))
+        shape = (*self.net.preprocess.input_shape[:-2], height, width)
+        noise = torch.randn(shape, generator=torch.Generator().manual_seed(0), dtype=self.net.preprocess.dtype)
+        inputs = self.net.inputs(noise.to(self.net.device))
         calls = Selection.of_calls({layer.call for layer in self.found.layers.values()})
         try:
             self.fields = receptive_fields(self.net, inputs, calls, self.types)

@@ -80,7 +80,7 @@ def cut_crops(
         longest[layer.key] = max([1, *sides])
     crops: Crops = {}
     for done, ((name, sha256), users) in enumerate(wanted.items()):
-        picture = _seen(net, name, sha256)
+        picture = users[0][1].image or _seen(net, name, sha256)
         parts: dict[tuple[Box, int], Image.Image] = {}  # the whole input may be a crop of many channels
         for layer, exemplar in users:
             if isinstance(picture, str):

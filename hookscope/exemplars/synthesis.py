@@ -14,7 +14,7 @@ from torchvision.transforms import functional as F
 
 from hookscope.drawing import channel_numbers, input_size_of
 from hookscope.errors import UsageError, check_whole
-from hookscope.exemplars.facts import ChannelExemplars, LayerExemplars, SynthesizedImage
+from hookscope.exemplars.facts import ChannelExemplars, LayerExemplars, SynthesizedByChannel, SynthesizedImage
 from hookscope.exemplars.job import MEASURED, MEASURES, of_images, with_places
 from hookscope.hooks import MODEL, AnyModel, Layers, Selection, as_float, capture, differentiable, tensors_in
 from hookscope.models import LoadedModel, Preprocess, as_batch, as_loaded, model_errors_as_input_errors
@@ -44,7 +44,7 @@ def synthesize_images(
     measure: str = "max",
     batch_size: int = 8,
     on_progress: Callable[[int], None] = lambda count: None,
-) -> dict[int, tuple[SynthesizedImage, ...]]:
+) -> SynthesizedByChannel:
     """Make images that excite each of ``channels`` of ``layer`` most, by gradient ascent from noise.
 
     Activation maximisation (Yosinski et al., arXiv:1506.06579) on the coefficients of a Fourier transform with
@@ -108,14 +108,14 @@ def synthesize_images(
                 for at in range(0, len(missing), batch_size):
                     some = missing[at : at + batch_size]
                     for channel, image in _ascend(layer_of, some, own, steps * (attempt + 1), attempt == 0):
-                        made = SynthesizedImage(image, layer_of.value(image, channel), best.get(channel), own)
+                        made = SynthesizedImage(image, layer_of.value(image, channel), best.get(channel), own, channel)
                         if channel not in made_images or made.value > made_images[channel].value:
                             made_images[channel] = made
                     last = attempt == tries - 1
                     on_progress(sum(last or (c in made_images and made_images[c].is_enough) for c in some))
             for channel, made in made_images.items():
                 images[channel].append(made)
-    return {channel: tuple(made) for channel, made in images.items()}
+    return SynthesizedByChannel({channel: tuple(made) for channel, made in images.items()})
 
 
 def add_synthesized(

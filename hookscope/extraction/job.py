@@ -191,7 +191,7 @@ class _Extractor:
                 if column in features:
                     raise UsageError(f"two columns are called '{column}'", "a layer has this name", "leave one out")
                 features[column] = keep(column, values)
-        labels = tuple(label_of(name, job.folders) for name in batch.names)
+        labels = batch.labels or tuple(label_of(name, job.folders) for name in batch.names)
         return FeatureBatch(batch.positions, batch.names, batch.sha256, labels, features, overflowed)
 
     def _parts(self, call: Call, module: nn.Module, output: Any, images: int, shown: InputSize) -> dict[str, Tensor]:

@@ -3,35 +3,31 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from numbers import Integral
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset
+from torch import nn
+from torch.utils.data import DataLoader
 
 from hookscope.display import Cells, Shown
-from hookscope.errors import InputError, LayerError, UsageError, path_of
+from hookscope.errors import InputError, LayerError, UsageError
 from hookscope.extraction.facts import POOLS, FeatureBatch, WrittenFeatures
 from hookscope.extraction.files import FeatureRun, FeatureSource, WritingRun
 from hookscope.extraction.job import ExtractionJob
 from hookscope.extraction.output import check_output
 from hookscope.findings import listed
-from hookscope.hooks import Layers, Selection, map_tensors
+from hookscope.hooks import Layers, Selection
 from hookscope.images import list_pictures
-from hookscope.jobs import Job, Part, RunSettings, layers_in_words
-from hookscope.models import Batch, LoadedModel, as_batch, as_loaded, file_dtypes, model_errors_as_input_errors
+from hookscope.jobs import Images, MemoryEngine, RunSettings, layers_in_words, paths_or_items
+from hookscope.models import LoadedModel, as_loaded, file_dtypes
 from hookscope.scores import Target, check_family
 from hookscope.system import StrPath
-
-Images = str | os.PathLike[str] | Iterable[Any]
 
 
 def extract(
@@ -66,8 +62,9 @@ def extract(
 
     Args:
         net: What `load_model` returns, or any eager module.
-        images: Files and folders; or a Dataset, a DataLoader, or any iterable of tensors ``(C, H, W)`` or of tuples
-            ``(tensor, label)``, which are used as they are. A DataLoader gives batches of its own size.
+        images: Files and folders; or a Dataset, a DataLoader, or any iterable of images of Pillow, of tensors
+            ``(C, H, W)``, which are used as they are, or of tuples ``(image, label)``. A DataLoader gives batches of
+            its own size.
         layers: The calls, as `capture` takes them. None for no layer, only scores.
         types: Class names that indices and ``all`` count, as in `capture`.
         pool: ``none``, ``mean``, ``max``, ``cls`` or ``flatten``.
@@ -110,32 +107,17 @@ def extract(
         if "top:" in text:
             raise UsageError(f"no column for target '{text}'", "each image has others", "give a class number or name")
         Target.of(text).check(net.categories)
-    paths, items = _paths_or_items(images)
+    paths, items = paths_or_items(images)
     if folders is None:
         folders = [path for path in paths or () if os.path.isdir(path)]
         paths = None if paths is None else list_pictures(paths)
     if paths is None and run.engine is not None:
-        raise UsageError("an engine reads files, not tensors", do="give paths, or leave the engine out")
+        raise UsageError("an engine reads files, not images in memory", do="give paths, or leave the engine out")
     chosen = None if layers is None else Selection.of(layers)
     kinds, size = tuple(types) if types else None, run.images_in_pass
     job = ExtractionJob(chosen, kinds, pool, name, size, run.workers, wanted, logits, tuple(folders))
-    run = run if paths is not None else replace(run, engine=TensorEngine(items))
+    run = run if paths is not None else replace(run, engine=MemoryEngine(items))
     return Extraction(net, paths, items, job, run)
-
-
-def _paths_or_items(images: Images) -> tuple[list[str] | None, Any]:
-    """The files and folders, or what gives tensors; the first one of an iterable says which."""
-    if isinstance(images, str | os.PathLike):
-        return [os.fspath(images)], None
-    if isinstance(images, Dataset | DataLoader | Tensor):
-        return None, images
-    items = iter(images if isinstance(images, Iterable) else list_pictures(images))
-    first = next(items, None)
-    if first is None:
-        raise UsageError("there is no image", do="give files, folders or tensors")
-    if isinstance(first, str | os.PathLike):
-        return [path_of(path) for path in itertools.chain([first], items)], None
-    return None, images if isinstance(images, Sequence) else itertools.chain([first], items)
 
 
 @dataclass(frozen=True, repr=False)
@@ -242,79 +224,3 @@ class Extraction(Shown):
         if os.path.splitext(path)[1].lower() not in ("", ".parquet"):
             raise UsageError(f"'{os.fspath(path)}' is not a .parquet file", do="use save() for other formats")
         return self.save(path, **options)
-
-
-@dataclass(frozen=True)
-class TensorEngine:
-    """Runs a job in this process on tensors that ``items`` gives."""
-
-    items: Any
-
-    def run(self, job: Job[Any], net: LoadedModel, paths: Sequence[str], first: int = 0) -> Generator[Part[Any]]:
-        with job.open(net) as measure:
-            for position, images, labels in _batches_of(self.items, job, first):
-                inputs = (images,) if isinstance(images, Tensor) else as_batch(net.family, images)
-                inputs = map_tensors(inputs, lambda tensor: tensor.to(net.device))
-                positions = tuple(range(position, position + len(labels)))
-                batch = Batch(tuple(map(str, positions)), positions, inputs, ("",) * len(labels))
-                with model_errors_as_input_errors(net.name, inputs):
-                    value = replace(measure(batch), labels=labels)
-                yield Part(value, position + len(labels), positions, batch.names, batch.sha256)
-
-
-def _batches_of(items: Any, job: Job[Any], first: int) -> Iterator[tuple[int, Any, tuple[str, ...]]]:
-    """Position, images and labels for each pass, from position ``first`` on."""
-    if isinstance(items, DataLoader):
-        done = 0
-        for item in items:
-            images, labels = _split(item)
-            done += len(images)
-            if isinstance(labels, Mapping) or labels is None or len(labels) != len(images):
-                labels = [None] * len(images)
-            if done > first:
-                begin = max(0, first - done + len(images))  # an earlier run may have had other batches
-                yield done - len(images[begin:]), images[begin:], tuple(map(_label, labels[begin:]))
-        return
-    for item in _lists_of(items, job, first):
-        pairs = [_split(entry) for entry in item]
-        for _, run in itertools.groupby(pairs, lambda pair: pair[0].shape):
-            members = list(run)
-            yield first, [image for image, _ in members], tuple(_label(label) for _, label in members)
-            first += len(members)
-
-
-def _lists_of(items: Any, job: Job[Any], first: int) -> Iterator[list[Any]]:
-    """The items for each pass, from position ``first`` on; the batches are the same, wherever a run goes on."""
-    done, room = 0, job.batch_size - first % job.batch_size
-    if isinstance(items, Dataset):
-        if not isinstance(items, IterableDataset):
-            items, done = Subset(items, range(first, len(items))), first  # type: ignore[arg-type]
-        loader: DataLoader[Any] = DataLoader(
-            items,
-            batch_size=job.batch_size,  # of a worker
-            num_workers=job.workers,
-            collate_fn=list,
-            generator=torch.Generator(),  # else it draws its seed from the global random state
-        )
-        items = itertools.chain.from_iterable(loader)
-    rest = itertools.islice(items, first - done, None)
-    while some := list(itertools.islice(rest, room)):
-        yield some
-        room = job.batch_size
-
-
-def _split(item: Any) -> tuple[Any, Any]:
-    images, label = (item[0], item[1] if len(item) > 1 else None) if isinstance(item, tuple | list) else (item, None)
-    if not isinstance(
-        images if isinstance(images, Tensor) else images[0] if isinstance(images, tuple | list) else None, Tensor
-    ):
-        do = "give it a transform that makes tensors, or give the files"
-        raise UsageError(f"the data set gives {type(images).__name__}, not a tensor", do=do)
-    return images, label
-
-
-def _label(label: Any) -> str:
-    """The text of a class, by name or number; empty for other things, such as the boxes of a detector."""
-    if isinstance(label, Tensor) and label.numel() == 1:
-        label = label.item()
-    return str(label) if isinstance(label, str | Integral) else ""

@@ -10,6 +10,7 @@ from .finding import (
     Case as Case,
     Finding as Finding,
     FindingKind as FindingKind,
+    Findings as Findings,
     Threshold as Threshold,
     alike as alike,
     chains as chains,

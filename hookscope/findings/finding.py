@@ -125,9 +125,15 @@ class FindingKind:
 AnyFinding = TypeVar("AnyFinding", bound=Finding)
 
 
-def ranked(findings: Iterable[AnyFinding]) -> Rows[AnyFinding]:
+class Findings(Rows[AnyFinding]):
+    """The findings on a result; none are good news."""
+
+    nothing = "no findings"
+
+
+def ranked(findings: Iterable[AnyFinding]) -> Findings[AnyFinding]:
     """The findings by severity, the most severe first; findings of one severity keep their order."""
-    return Rows(sorted(findings, key=lambda finding: SEVERITIES.index(finding.severity)))
+    return Findings(sorted(findings, key=lambda finding: SEVERITIES.index(finding.severity)))
 
 
 def merged(findings: Iterable[AnyFinding], most: int = 3) -> list[AnyFinding]:

@@ -265,8 +265,11 @@ class change_gradients:  # used like a function: `with change_gradients(...)`  #
         if not isinstance(changes, Mapping):
             do = "give a dictionary such as {'layer3': ZeroGradient()}"
             raise UsageError(f"changes must be a mapping, not {kind_of(changes)}", do=do)
-        if named := next((change.__name__ for change in changes.values() if isinstance(change, type)), ""):
-            raise UsageError(f"'{named}' is a class", do=f"give an instance, `{named}(...)`")
+        for change in changes.values():
+            if isinstance(change, type):
+                raise UsageError(f"'{change.__name__}' is a class", do=f"give an instance, `{change.__name__}(...)`")
+            if not callable(change):
+                raise UsageError(f"a change cannot be {kind_of(change)}", do="give a function (gradient) -> gradient")
         self._model, self._changes, self._types = module_of(model), dict(changes), types
         self._stack = ExitStack()
         self._block: object | None = None  # a new object for each block, None outside a block
@@ -289,6 +292,9 @@ class change_gradients:  # used like a function: `with change_gradients(...)`  #
     def __exit__(self, *error: Any) -> None:
         self._block = None
         self._stack.__exit__(*error)
+
+    def __repr__(self) -> str:
+        return f"change_gradients({type(self._model).__name__}, {self._changes})"
 
     def _observer(self, selection: Layers, change: GradientHook, parameters: Iterable[str]) -> Observer:
         """An entered observer that applies ``change`` to the gradient at the output of each selected call."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, nullcontext, suppress
@@ -10,7 +11,7 @@ from typing import Any, Self
 
 from torch import Tensor, nn
 
-from hookscope.errors import LayerError, ModelError, SelectionError, UsageError, nearest
+from hookscope.errors import LayerError, ModelError, SelectionError, UsageError, blaming, nearest
 from hookscope.findings import listed
 from hookscope.hooks import (
     AnyModel,
@@ -35,6 +36,7 @@ from hookscope.interventions.base import (
     type_with_article,
 )
 from hookscope.interventions.regularisers import parameter_changed
+from hookscope.interventions.spec import InterventionSpec
 
 AnyChange = Change | ParameterIntervention
 Changes = Mapping[Any, Any] | Iterable[tuple[Any, AnyChange]]  # mypy joins changes of two classes to object
@@ -52,7 +54,12 @@ def pairs_of(changes: Changes) -> Iterator[tuple[str | Selection, AnyChange]]:
         if not isinstance(where, str | Selection) and not hasattr(where, "__index__"):
             asked = f"a layer must be a name or an index, not {type_with_article(where)}"
             raise UsageError(asked, do="give a text such as 'layer3'; model.named_modules() lists names")
-        for change in several if isinstance(several, Iterable) and not callable(several) else [several]:
+        for change in several if isinstance(several, Iterable) and not isinstance(several, str) else [several]:
+            if isinstance(change, str):
+                spec = InterventionSpec.parse(change)
+                if spec.source is not None:
+                    raise UsageError(f"'{change}' reads a file", do=f"give {spec.kind.__name__}(...) with its content")
+                change = spec.build()
             # a class is callable too: somebody forgot its brackets
             if isinstance(change, type) or not (callable(change) or isinstance(change, ParameterIntervention)):
                 raise _not_an_intervention(change)
@@ -65,7 +72,7 @@ def _not_an_intervention(change: Any) -> UsageError:
     if isinstance(change, type):
         return UsageError(f"'{change.__name__}' is a class", do=f"give an instance, `{change.__name__}(...)`")
     asked = f"an intervention cannot be {type_with_article(change)}"
-    return UsageError(asked, do="give one of hookscope.interventions, or a function (call, tensor) -> tensor")
+    return UsageError(asked, do="give Zero(), 'zero:channels=3', or a function (call, tensor) -> tensor")
 
 
 class intervene:  # a `with` word, named as one reads it  # noqa: N801
@@ -79,7 +86,8 @@ class intervene:  # a `with` word, named as one reads it  # noqa: N801
     Args:
         model: Any eager module.
         changes: Maps a layer selection (``"layer3"``, ``"features.*"``, ``"head.conv#1"``, an index) or a parameter's
-            name (``"conv1.weight"``, ``"layer4*.weight"``) to an intervention, several, or a function
+            name (``"conv1.weight"``, ``"layer4*.weight"``) to an intervention, also as a word of the command line
+            (``"zero:channels=3"``), several, or a function
             ``(call, tensor) -> tensor`` (None for no change), which gets a tensor of its own; or pairs of these. For
             `Prune` and `Freeze` a layer's name selects all its parameters; numbers are names, not indices.
         types: Class names that indices count; None for Conv2d (Conv3d in models of clips).
@@ -117,6 +125,7 @@ class intervene:  # a `with` word, named as one reads it  # noqa: N801
         self._observers: list[Observer] = []
         self._passes = 0
         self._step_of: dict[str, int] = {}
+        self._idle: dict[str, Intervention] = {}  # what did not act, because its layer was in eval mode
         self.step = 0
         self.changed: Counter[str] = Counter()
 
@@ -125,6 +134,7 @@ class intervene:  # a `with` word, named as one reads it  # noqa: N801
             raise UsageError("this block of interventions is already entered", do="make another with `intervene(...)`")
         self.changed.clear()
         self._step_of.clear()
+        self._idle.clear()
         self._observers, self._passes = [], 0
         with ExitStack() as stack:
             for where, change in self._changes:
@@ -140,6 +150,10 @@ class intervene:  # a `with` word, named as one reads it  # noqa: N801
         stack, self._stack = self._stack, None
         stack.__exit__(kind, error, trace)
         observers, self._observers = self._observers, []
+        for name, change in self._idle.items() if error is None and not self.changed else ():
+            text = f"{change} at '{name}' changed nothing: the layer was in eval mode; call model.train(), or give it"
+            warnings.warn(f"{text} when='always'", RuntimeWarning, stacklevel=2)
+            break
         if error is None and self._passes:
             for observer in observers:  # a block without effect must not go unnoticed
                 for name in observer.selection.plain_names:
@@ -260,6 +274,7 @@ class intervene:  # a `with` word, named as one reads it  # noqa: N801
             self._step_of[call.name] = self.step
         if isinstance(change, Intervention):
             if not change.is_active(module):
+                self._idle[call.name] = change
                 return None
             # checkpointing recomputes after the pass has ended, and must get the same result
             change = change.at(self._step_of.get(call.name, self.step))
@@ -274,7 +289,8 @@ class intervene:  # a `with` word, named as one reads it  # noqa: N801
                     axis = channel_axis(tensor, module, of_input=of_input)
                     results[id(tensor)] = change(call, tensor, module, parts[id(tensor)], axis)
                 else:
-                    results[id(tensor)] = checked(change(call, tensor.clone()), tensor, call.key)
+                    with blaming(f"the function for '{call.key}', which gets (call, tensor) and returns a tensor,"):
+                        results[id(tensor)] = checked(change(call, tensor.clone()), tensor, call.key)
             return results[id(tensor)]
 
         changed = map_tensors(value, change_tensor)

@@ -40,7 +40,7 @@ def refuse_own_files(paths: Sequence[str]) -> None:
     own = next((path for path in paths if path == "-" or path.startswith(("/dev/", "/proc/"))), None)
     if own is not None:
         asked = f"{'standard input' if own == '-' else own} cannot be read by other processes"
-        raise UsageError(asked, do="name files, or use ‹LocalEngine()|--engine local›")
+        raise UsageError(asked, do="name files, or use ‹no engine|--engine local›")
 
 
 def done_packed(job: Job[Any], net: LoadedModel, block: Block, measure: Callable[[Batch], Any]) -> bytes:

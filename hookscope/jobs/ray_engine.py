@@ -149,7 +149,7 @@ def _interrupted_if(dead: Callable[[], Sequence[tuple[str, Any]]]) -> Iterator[N
         if not ended:
             raise
         asked = f"Ray ended on this machine: its process {ended[0]} was killed or crashed"
-        raise HookscopeError(asked, do="try again, or use ‹LocalEngine()|--engine local›") from error
+        raise HookscopeError(asked, do="try again, or use ‹no engine|--engine local›") from error
     finally:
         over.set()
 
@@ -270,7 +270,7 @@ def _in_one_line(error: BaseException, kinds: Any) -> HookscopeError:
         return HookscopeError("Ray ended a worker, because the memory of its machine was full", do=do)
     if isinstance(error, kinds.RayActorError) or "ActorDied" in text or "ActorUnavailable" in text:
         asked = f"a worker ended {_RESTARTS + 1} times: it was killed, or the model crashed it"
-        return HookscopeError(asked, do="try ‹LocalEngine()|--engine local›, or see the logs of Ray")
+        return HookscopeError(asked, do="try ‹no engine|--engine local›, or see the logs of Ray")
     first = next((line for line in text.splitlines() if line.strip()), type(error).__name__)
     return HookscopeError(f"Ray failed: {type(error).__name__}: {first}")
 
@@ -290,7 +290,7 @@ def _packed(job: Job[Any], net: LoadedModel, cloudpickle: Any) -> bytes:
             data: bytes = cloudpickle.dumps((job, net))
         except Exception as error:
             asked = f"{net.name} cannot be sent to other processes: {describe_error(error)}"
-            raise ModelError(asked, do="use ‹LocalEngine()|--engine local›") from error
+            raise ModelError(asked, do="use ‹no engine|--engine local›") from error
     return data
 
 

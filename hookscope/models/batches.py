@@ -13,7 +13,7 @@ import threading
 import warnings
 from collections import deque
 from collections.abc import Generator, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import torch
@@ -36,12 +36,14 @@ class Batch:
         positions: Their positions among all paths, from 0.
         inputs: The positional inputs of the pass, on the model's device.
         sha256: Hexadecimal SHA-256 of the bytes of each file.
+        labels: The labels that a data set gives; empty for files.
     """
 
     names: tuple[str, ...]
     positions: tuple[int, ...]
     inputs: tuple[Any, ...]
     sha256: tuple[str, ...]
+    labels: tuple[str, ...] = field(default=(), kw_only=True)
 
     @property
     def count(self) -> int:

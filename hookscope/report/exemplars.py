@@ -23,7 +23,8 @@ from hookscope.exemplars import (
     times_best,
 )
 from hookscope.findings import counted
-from hookscope.models import LoadedModel, is_random, short_name
+from hookscope.hooks import AnyModel
+from hookscope.models import as_loaded, is_random, short_name
 from hookscope.report.charts import jpeg_address, png_address
 from hookscope.report.page import MAX_SIZE, fit_page, items_that_fit, render
 
@@ -35,7 +36,7 @@ _ROW = 1_200  # about so many bytes has a row beside its pictures
 
 def draw_exemplars_page(
     layers: Sequence[LayerExemplars],
-    net: LoadedModel,
+    net: AnyModel,
     crops: Crops | None = None,
     title: str = "",
     *,
@@ -50,7 +51,7 @@ def draw_exemplars_page(
     """
     if not layers:
         raise UsageError("there is no layer to draw", do="give the result of find_exemplars")
-    images = max(layer.images for layer in layers)
+    net, images = as_loaded(net), max(layer.images for layer in layers)
     views = exemplar_views(layers, cut_crops(net, layers) if crops is None else crops)
 
     def draw(room: float) -> tuple[str, int]:

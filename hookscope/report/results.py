@@ -17,7 +17,7 @@ from hookscope.comparison import CkaMatrix, Comparison, differences_plot, matrix
 from hookscope.drawing import Chart, ChartAxis, Curve, RowPlot, draw_rows
 from hookscope.errors import InputError, UsageError, kind_of
 from hookscope.exemplars import LayerExemplars
-from hookscope.findings import Finding
+from hookscope.findings import Finding, Findings
 from hookscope.gradients import (
     GRADIENTS,
     PARAMETER_GRADIENTS,
@@ -30,6 +30,7 @@ from hookscope.gradients import (
 from hookscope.hooks import call_key
 from hookscope.inspection import Inspection
 from hookscope.interventions import Ablation, draw_ablation
+from hookscope.models import as_loaded
 from hookscope.parameters import (
     WEIGHTS,
     ParameterStatistics,
@@ -266,8 +267,7 @@ def diagnose(result: Any, **options: Any) -> list[Any]:
         [('dead-filters', 'weight')]
     """
     is_empty = isinstance(result, list) and not result
-    findings: list[Any] = [] if is_empty else _for_kind(_FINDINGS, "finding", result, options)
-    return findings
+    return Findings([] if is_empty else _for_kind(_FINDINGS, "finding", result, options))
 
 
 def plot(result: Any, **options: Any) -> Figure:
@@ -277,9 +277,9 @@ def plot(result: Any, **options: Any) -> Figure:
         result: What `parameter_statistics`, `layer_gradients`, `plan`, `compare` or `ablate_each` returns, or the
             ``matrix`` of a comparison; the ``totals`` of a `StatisticsCollector`, or their ``statistics()``; a
             `Monitor`, the path of a log, or what `read_runs` returns, whose last run is drawn.
-        options: ``findings``, ``title``, ``weights`` (the label of the weights), ``lines`` (under the title) and
-            ``thresholds``, where a result has them; ``a`` and ``b``, the names of the sides of a matrix;
-            ``photograph``, ``net``, ``top`` and ``cmap`` of `ablate_each`.
+        options: ``net``, whose name and weights are the title; ``findings``, ``title``, ``weights`` (the label of the
+            weights), ``lines`` (under the title) and ``thresholds``, where a result has them; ``a`` and ``b``, the
+            names of the sides of a matrix; ``photograph``, ``top`` and ``cmap`` of `ablate_each`.
 
     Raises:
         UsageError: there is no plot of such a result.
@@ -302,9 +302,9 @@ def write_page(result: Any, path: StrPath, **options: Any) -> None:
             ``totals`` of a `StatisticsCollector`, or their ``statistics()``; a `Monitor`, the path of a log, or what
             `read_runs` returns.
         path: The file, which is written completely or not at all.
-        options: ``title``, ``findings``, ``weights`` (the label of the weights), ``lines`` (under the verdict),
+        options: ``net``, whose name and weights are the title; ``title``, ``findings``, ``weights``, ``lines``,
             ``thresholds`` and ``provenance``, where a result has them; ``max_size`` in bytes of a page with pictures;
-            ``net`` and ``crops`` of `find_exemplars`; ``exemplars`` and ``crops`` of `inspect`.
+            ``crops`` of `find_exemplars`; ``exemplars`` and ``crops`` of `inspect`.
 
     Raises:
         UsageError: there is no page of such a result.
@@ -322,7 +322,9 @@ def write_page(result: Any, path: StrPath, **options: Any) -> None:
 
 
 def _for_kind(draws: Mapping[type, Callable[..., Any]], noun: str, result: Any, options: Mapping[str, Any]) -> Any:
-    result = result.totals if isinstance(result, StatisticsCollector) else result
+    if isinstance(result, StatisticsCollector):
+        options = options if noun == "finding" else {"net": result.net, **options}
+        result = result.totals
     result = result.run if isinstance(result, Monitor) else result
     if isinstance(result, RunningStatistics) and RunningStatistics not in draws:
         options = {"findings": statistics_findings(result), **options}
@@ -339,8 +341,12 @@ def _for_kind(draws: Mapping[type, Callable[..., Any]], noun: str, result: Any, 
             f"there is one of {', '.join(kind.__name__ for kind in draws)}",
             "give what the function that measures returns",
         )
+    named = inspect.signature(draw, follow_wrapped=False)
+    if "net" in options and "net" not in named.parameters and noun != "finding":
+        net = as_loaded(options["net"])
+        options = {"title": net.name, "weights": net.weights} | {k: options[k] for k in options if k != "net"}
     try:
-        inspect.signature(draw, follow_wrapped=False).bind(result, **options)
+        named.bind(result, **options)
     except TypeError as error:
         raise UsageError(f"{noun} of {kind_of(first)}: {error}") from None
     return draw(result, **options)

@@ -101,7 +101,7 @@ class StatisticsCollector(Shown):
         handed_on: bool = True,
         ranges: bool = False,
     ) -> None:
-        model = module_of(model)
+        self.net, model = model, module_of(model)
         self.model = model
         self.types = select_types(types) if types else None
         usual = layers is None and not types

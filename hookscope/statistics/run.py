@@ -33,7 +33,7 @@ from hookscope.statistics.collector import StatisticsCollector
 from hookscope.statistics.totals import Coverage, RunningStatistics
 from hookscope.system import StrPath
 
-_GIVE = "give what ‹save_statistics|`stats --save`› wrote"
+_GIVE = "give what ‹`hookscope stats --save`|`stats --save`› wrote"
 _KIND = StateKind("saved statistics", _GIVE)
 
 
@@ -81,7 +81,7 @@ def save_statistics(path: StrPath, saved: SavedStatistics) -> None:
 
 
 def load_statistics(path: StrPath) -> SavedStatistics:
-    """Read a file of `save_statistics`.
+    """Read the statistics that a run has saved.
 
     Raises:
         InputError: There is no such file, or it is damaged, of another kind or of another format.

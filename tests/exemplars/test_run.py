@@ -278,12 +278,12 @@ def test_the_pass_ends_after_the_last_wanted_call() -> None:
         ({"channels": []}, UsageError, r"bad channels \[\]"),
         ({"layers": "nope"}, LayerError, "no layer 'nope'"),
         ({"layers": "7"}, LayerError, "no index 7"),
-        ({"paths": ["bad.png"]}, HookscopeError, "bad.png"),
+        ({"images": ["bad.png"]}, HookscopeError, "bad.png"),
     ],
 )
 def test_wrong_arguments_are_refused(options: dict[str, Any], error: type[Exception], words: str) -> None:
     with pytest.raises(error, match=words):
-        find_exemplars(small(), **{"paths": PATHS, "layers": "0", **options})
+        find_exemplars(small(), **{"images": PATHS, "layers": "0", **options})
 
 
 def test_a_lost_image_is_named_and_left_out() -> None:
@@ -334,8 +334,8 @@ REFUSALS = {
     "channels": ({"channels": [0]}, "channels all, not 0"),
     "layers": ({"layers": "4"}, "layers 0, not 4"),
     "folders": ({"folders": ["."]}, "folders"),
-    "list": ({"paths": [*PATHS[1:], PATHS[0]]}, "its first 24 are not of this run"),
-    "shorter": ({"paths": PATHS[:5]}, "its first 24 are not of this run"),
+    "list": ({"images": [*PATHS[1:], PATHS[0]]}, "its first 24 are not of this run"),
+    "shorter": ({"images": PATHS[:5]}, "its first 24 are not of this run"),
 }
 
 
@@ -345,7 +345,7 @@ def test_a_run_with_other_settings_is_not_resumed(case: str) -> None:
     before = Path("state.json").read_bytes()
     options, words = REFUSALS[case]
     with pytest.raises(InputError, match=words):
-        find_exemplars(small(), **{"paths": PATHS, "layers": "0", "top": 3, **options}, save="state.json", resume=True)
+        find_exemplars(small(), **{"images": PATHS, "layers": "0", "top": 3, **options}, save="state.json", resume=True)
     assert Path("state.json").read_bytes() == before
 
 

@@ -296,7 +296,7 @@ NOT_ASKED = {
     "no dtype 'int8'; there are float16": {"dtype": "int8"},
     "no column for target 'top:1'": {"targets": ["top:1"]},
     "there is no image": {"images": []},
-    "an engine reads files, not tensors": {"run": settings(engine=LocalEngine())},
+    "an engine reads files, not images in memory": {"run": settings(engine=LocalEngine())},
 }
 
 
@@ -331,8 +331,8 @@ def test_names_and_items_that_are_something_else_are_refused(shapes: LoadedModel
         extract(shapes, IMAGES, targets=["ufo"])
     with pytest.raises(UsageError, match="two columns are called 'logits'"):
         list(extract(named(flat=nn.Flatten(), logits=nn.Linear(16, 2)), IMAGES, "logits", logits=True))
-    with pytest.raises(UsageError, match="the data set gives Image, not a tensor; give it a transform"):
-        list(extract(chain(), [Image.new("RGB", (4, 4))], 0))
+    with pytest.raises(UsageError, match=r"expected an image, got int; give images of Pillow or tensors"):
+        list(extract(chain(), [3], 0))
 
 
 def test_the_source_says_what_features_are_made_from(shapes: LoadedModel, folder: Path) -> None:

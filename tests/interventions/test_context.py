@@ -211,7 +211,10 @@ def test_neutral_interventions_change_no_bit(name: str, layout: torch.memory_for
         with capture(model, everywhere, inputs=True) as kept:
             assert same_bits(model(picture), judge)
         nothing = [Scale(1.0), Noise(0.0), Dropout(0.0), DropBlock(0.0), DropBlock(0.5), Dropout(0.5)]
-        with intervene(model, {everywhere: nothing}) as block:
+        with (
+            pytest.warns(RuntimeWarning, match="the layer was in eval mode"),
+            intervene(model, {everywhere: nothing}) as block,
+        ):
             assert same_bits(model(picture), judge) and block.changed == {}
         # containers hand on what their last layer put out, so that each activation is patched with itself, twice
         with intervene(model, {everywhere: Patch(kept)}) as block:
@@ -347,8 +350,7 @@ def test_an_entry_that_fails_half_way_leaves_nothing() -> None:
         ("b", Zero(channels="2-4"), LayerError, "no channel 4 at 'b'; there are 4: 0 to 3"),
         ("b", lambda call, x: x[:1], UsageError, "the intervention at 'b' returns shape 1x4x8x8; it got 4x4x8x8"),
         ("b", Zero, UsageError, "'Zero' is a class; give an instance, `Zero(...)`"),
-        ("b", "zero", UsageError, "an intervention cannot be a str; give one of hookscope.interventions"),
-        ("b", 5, UsageError, "an intervention cannot be an int"),
+        ("b", 3, UsageError, "an intervention cannot be an int; give Zero(), 'zero:channels=3', or a function"),
         ("b", [Zero(), None], UsageError, "an intervention cannot be a NoneType"),
         ("relu", Prune(), LayerError, "no parameter to prune at 'relu'; layers with such parameters: a, b, fc; list"),
         ("norm", Prune(), LayerError, "no parameter to prune at 'norm'; layers with such parameters: a, b, fc"),
@@ -497,8 +499,12 @@ def test_a_layer_that_one_pass_reached_or_that_no_pass_could_is_no_error() -> No
         net(x)
     with intervene(net, {"b": Zero()}):
         pass
-    with intervene(net, {"a": Dropout(0.5)}):  # which is silent in eval mode
+    silent = pytest.warns(RuntimeWarning, match=r"Dropout\(p=0.5\) at 'a' changed nothing: .*; call model.train\(\)")
+    with silent, intervene(net, {"a": Dropout(0.5)}):
         net(x)
+    with intervene(net, {"a": Dropout(0.5)}):  # which acted once
+        net.train()(x)
+        net.eval()(x)
 
 
 def test_steps_are_counted_where_only_parameters_are_changed() -> None:

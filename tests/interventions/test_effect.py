@@ -87,7 +87,8 @@ def test_only_later_calls_are_compared_and_neutral_interventions_move_nothing(
     assert [layer.call.key for layer in found.layers] == ["second", "aside", "fc"]
     assert (found.layers[1].relative_l2, found.layers[1].cosine) == (0.0, 1.0)
     assert found.changed == {"second": 1}
-    found = intervention_effect(net, (picture,), {"first": Scale(1.0), "second": Noise(0.0), "fc": Dropout(0.5)})
+    with pytest.warns(RuntimeWarning, match="the layer was in eval mode"):
+        found = intervention_effect(net, (picture,), {"first": Scale(1.0), "second": Noise(0.0), "fc": Dropout(0.5)})
     assert (found.layers, found.changed) == ((), {}) and torch.equal(found.before, found.after)
 
 
@@ -145,7 +146,7 @@ def test_the_model_stays_as_it_was_after_any_exception(net: nn.Module, picture: 
     intervention_effect(net, (picture,), {"first": Zero(), "second.weight": Noise(1.0)})
     with pytest.raises(LayerError, match="no channel 7 at 'first'; there are 2: 0 to 1"):
         intervention_effect(net, (picture,), {"second.weight": Noise(1.0), "first": Zero(channels=7)})
-    with pytest.raises(InputError, match=r"ZeroDivisionError: .* in <lambda>"):
+    with pytest.raises(InputError, match=r"the function for 'first', .* failed: ZeroDivisionError: .* in <lambda>"):
         intervention_effect(net, (picture,), {"first": lambda call, tensor: 1 / 0})
     assert state.changes() == []
     assert "side" in vars(net)
