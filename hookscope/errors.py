@@ -194,16 +194,6 @@ def check_whole(name: str, number: Any, least: int = 1, optional: bool = False) 
         raise UsageError(f"{name} must be an integer of at least {least}, not {number!r}")
 
 
-@contextlib.contextmanager
-def blaming(what: str) -> Iterator[None]:
-    """Note on an exception in a function of the user that ``what`` failed."""
-    try:
-        yield
-    except Exception as error:
-        error.add_note(f"{what} failed")
-        raise
-
-
 def all_of(kind: type[_Kind] | tuple[type[_Kind], ...], given: Any, made_by: str) -> list[_Kind]:
     """One result, or several, as a list; for anything else a UsageError names the function that makes such results."""
     values = list(given) if isinstance(given, Iterable) and not isinstance(given, (kind, str)) else [given]

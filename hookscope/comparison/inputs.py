@@ -17,10 +17,11 @@ from PIL import Image
 from torch import Tensor
 
 from hookscope.drawing import input_size_of
-from hookscope.errors import HookscopeError, InputError, UsageError
+from hookscope.errors import HookscopeError, UsageError
 from hookscope.hooks import InputSize, map_tensors, tensors_in
 from hookscope.images import InputImage, Listener, list_pictures
-from hookscope.models import Batch, LoadedModel, as_batch, load_batches
+from hookscope.jobs import memory_batches
+from hookscope.models import Batch, LoadedModel, load_batches
 
 Floats = NDArray[np.float64]
 
@@ -205,40 +206,9 @@ def _batches(
     if not isinstance(images, Tensor) and all(isinstance(image, str | os.PathLike) for image in images):
         paths = [os.fspath(image) for image in images]  # type: ignore[arg-type]
         return load_batches(net, paths, batch_size, workers, listener)
-    return _in_memory(net, images, batch_size, listener)
-
-
-def _in_memory(net: LoadedModel, images: Pictures, batch_size: int, listener: Listener) -> Generator[Batch, None, None]:
-    stacks = net.family != "detection"
-    for first in range(0, len(images), batch_size):
-        some = images[first : first + batch_size]
-        positions = range(first, first + len(some))
-        if isinstance(some, Tensor):
-            dtype = net.preprocess.dtype if some.is_floating_point() else None
-            some = some.to(net.device, dtype)
-            inputs = as_batch(net.family, list(some)) if net.family in ("detection", "optical_flow") else (some,)
-            yield Batch(tuple(map(str, positions)), tuple(positions), inputs, ("",) * len(some))
-            continue
-        usable: list[tuple[int, Picture, Tensor]] = []
-        for position, image in zip(positions, some, strict=True):
-            if not isinstance(image, InputImage | Image.Image):
-                raise UsageError("paths and images do not mix", do="give a list of paths, or a list of PIL images")
-            try:
-                usable.append((position, image, net.prepare(image).to(net.device)))
-            except InputError as error:
-                listener.skipped(position, _name(image, position), error)
-        for _, run in itertools.groupby(usable, lambda entry: entry[2].shape if stacks else None):
-            members = list(run)
-            yield Batch(
-                tuple(_name(image, position) for position, image, _ in members),
-                tuple(position for position, *_ in members),
-                as_batch(net.family, [tensor for *_, tensor in members]),
-                tuple(image.sha256 if isinstance(image, InputImage) else "" for _, image, _ in members),
-            )
-
-
-def _name(image: Picture, position: int) -> str:
-    return getattr(image, "name", "") or getattr(image, "filename", "") or str(position)
+    if isinstance(images, Tensor) and images.is_floating_point():
+        images = images.to(dtype=net.preprocess.dtype)
+    return memory_batches(net, images, batch_size)
 
 
 def _common(of_a: Iterator[Batch], of_b: Iterator[Batch]) -> Iterator[PairedBatch]:

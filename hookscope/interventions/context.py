@@ -11,7 +11,7 @@ from typing import Any, Self
 
 from torch import Tensor, nn
 
-from hookscope.errors import LayerError, ModelError, SelectionError, UsageError, blaming, nearest
+from hookscope.errors import LayerError, ModelError, SelectionError, UsageError, nearest
 from hookscope.findings import listed
 from hookscope.hooks import (
     AnyModel,
@@ -125,7 +125,7 @@ class intervene:  # a `with` word, named as one reads it  # noqa: N801
         self._observers: list[Observer] = []
         self._passes = 0
         self._step_of: dict[str, int] = {}
-        self._idle: dict[str, Intervention] = {}  # what did not act, because its layer was in eval mode
+        self._idle = ""  # what did not act, because its layer was in eval mode
         self.step = 0
         self.changed: Counter[str] = Counter()
 
@@ -134,8 +134,7 @@ class intervene:  # a `with` word, named as one reads it  # noqa: N801
             raise UsageError("this block of interventions is already entered", do="make another with `intervene(...)`")
         self.changed.clear()
         self._step_of.clear()
-        self._idle.clear()
-        self._observers, self._passes = [], 0
+        self._observers, self._passes, self._idle = [], 0, ""
         with ExitStack() as stack:
             for where, change in self._changes:
                 self._put_on(stack, Selection.of(where), change)
@@ -150,10 +149,9 @@ class intervene:  # a `with` word, named as one reads it  # noqa: N801
         stack, self._stack = self._stack, None
         stack.__exit__(kind, error, trace)
         observers, self._observers = self._observers, []
-        for name, change in self._idle.items() if error is None and not self.changed else ():
-            text = f"{change} at '{name}' changed nothing: the layer was in eval mode; call model.train(), or give it"
-            warnings.warn(f"{text} when='always'", RuntimeWarning, stacklevel=2)
-            break
+        if error is None and self._idle and not self.changed:
+            text = "changed nothing: the layer was in eval mode; call model.train(), or give it when='always'"
+            warnings.warn(f"{self._idle} {text}", RuntimeWarning, stacklevel=2)
         if error is None and self._passes:
             for observer in observers:  # a block without effect must not go unnoticed
                 for name in observer.selection.plain_names:
@@ -274,7 +272,7 @@ class intervene:  # a `with` word, named as one reads it  # noqa: N801
             self._step_of[call.name] = self.step
         if isinstance(change, Intervention):
             if not change.is_active(module):
-                self._idle[call.name] = change
+                self._idle = self._idle or f"{change} at '{call.key}'"
                 return None
             # checkpointing recomputes after the pass has ended, and must get the same result
             change = change.at(self._step_of.get(call.name, self.step))
@@ -289,8 +287,12 @@ class intervene:  # a `with` word, named as one reads it  # noqa: N801
                     axis = channel_axis(tensor, module, of_input=of_input)
                     results[id(tensor)] = change(call, tensor, module, parts[id(tensor)], axis)
                 else:
-                    with blaming(f"the function for '{call.key}', which gets (call, tensor) and returns a tensor,"):
-                        results[id(tensor)] = checked(change(call, tensor.clone()), tensor, call.key)
+                    try:
+                        changed = change(call, tensor.clone())
+                    except Exception as error:
+                        error.add_note(f"the function for '{call.key}': it gets (call, tensor) and returns a tensor")
+                        raise
+                    results[id(tensor)] = checked(changed, tensor, call.key)
             return results[id(tensor)]
 
         changed = map_tensors(value, change_tensor)

@@ -1,5 +1,10 @@
 from .engines import TorchrunEngine as TorchrunEngine
-from .memory import Images as Images, MemoryEngine as MemoryEngine, paths_or_items as paths_or_items
+from .memory import (
+    Images as Images,
+    MemoryEngine as MemoryEngine,
+    memory_batches as memory_batches,
+    paths_or_items as paths_or_items,
+)
 from .ray_engine import RayEngine as RayEngine
 from .run import (
     AGAIN as AGAIN,

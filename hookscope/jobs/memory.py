@@ -45,17 +45,26 @@ class MemoryEngine:
 
     def run(self, job: Job[Any], net: LoadedModel, paths: Sequence[str], first: int = 0) -> Generator[Part[Any]]:
         with job.open(net) as measure:
-            for position, images, labels in _batches_of(net, self.items, job, first):
-                inputs = (images,) if isinstance(images, Tensor) else as_batch(net.family, images)
-                inputs = map_tensors(inputs, lambda tensor: tensor.to(net.device))
-                positions = tuple(range(position, position + len(labels)))
-                batch = Batch(tuple(map(str, positions)), positions, inputs, ("",) * len(labels), labels=labels)
-                with model_errors_as_input_errors(net.name, inputs):
+            for batch in memory_batches(net, self.items, job.batch_size, job.workers, first):
+                with model_errors_as_input_errors(net.name, batch.inputs):
                     value = measure(batch)
-                yield Part(value, position + len(labels), positions, batch.names, batch.sha256)
+                yield Part(value, batch.positions[-1] + 1, batch.positions, batch.names, batch.sha256)
 
 
-def _batches_of(net: LoadedModel, items: Any, job: Job[Any], first: int) -> Iterator[tuple[int, Any, tuple[str, ...]]]:
+def memory_batches(
+    net: LoadedModel, items: Any, size: int, workers: int = 0, first: int = 0
+) -> Generator[Batch, None, None]:
+    """The batches of images or tensors in memory, from position ``first`` on; a name is a number."""
+    for position, images, labels in _batches_of(net, items, size, workers, first):
+        inputs = (images,) if isinstance(images, Tensor) else as_batch(net.family, images)
+        inputs = map_tensors(inputs, lambda tensor: tensor.to(net.device))
+        positions = tuple(range(position, position + len(labels)))
+        yield Batch(tuple(map(str, positions)), positions, inputs, ("",) * len(labels), labels=labels)
+
+
+def _batches_of(
+    net: LoadedModel, items: Any, size: int, workers: int, first: int
+) -> Iterator[tuple[int, Any, tuple[str, ...]]]:
     """Position, images and labels for each pass, from position ``first`` on."""
     if isinstance(items, DataLoader):
         done = 0
@@ -68,7 +77,7 @@ def _batches_of(net: LoadedModel, items: Any, job: Job[Any], first: int) -> Iter
                 begin = max(0, first - done + len(images))  # an earlier run may have had other batches
                 yield done - len(images[begin:]), images[begin:], tuple(map(_label, labels[begin:]))
         return
-    for item in _lists_of(items, job, first):
+    for item in _lists_of(items, size, workers, first):
         pairs = [_split(entry, net) for entry in item]
         for _, run in itertools.groupby(pairs, lambda pair: pair[0].shape):
             members = list(run)
@@ -76,16 +85,16 @@ def _batches_of(net: LoadedModel, items: Any, job: Job[Any], first: int) -> Iter
             first += len(members)
 
 
-def _lists_of(items: Any, job: Job[Any], first: int) -> Iterator[list[Any]]:
+def _lists_of(items: Any, size: int, workers: int, first: int) -> Iterator[list[Any]]:
     """The items for each pass, from position ``first`` on; the batches are the same, wherever a run goes on."""
-    done, room = 0, job.batch_size - first % job.batch_size
+    done, room = 0, size - first % size
     if isinstance(items, Dataset):
         if not isinstance(items, IterableDataset):
             items, done = Subset(items, range(first, len(items))), first  # type: ignore[arg-type]
         loader: DataLoader[Any] = DataLoader(
             items,
-            batch_size=job.batch_size,  # of a worker
-            num_workers=job.workers,
+            batch_size=size,  # of a worker
+            num_workers=workers,
             collate_fn=list,
             generator=torch.Generator(),  # else it draws its seed from the global random state
         )
@@ -93,7 +102,7 @@ def _lists_of(items: Any, job: Job[Any], first: int) -> Iterator[list[Any]]:
     rest = itertools.islice(items, first - done, None)
     while some := list(itertools.islice(rest, room)):
         yield some
-        room = job.batch_size
+        room = size
 
 
 def _split(item: Any, net: LoadedModel) -> tuple[Any, Any]:

@@ -99,8 +99,8 @@ def forward_error(model: str, inputs: Any, error: Exception) -> InputError:
     """The error for what the forward pass of ``model`` raised on ``inputs``: the likely cause, then what and where."""
     shapes = " and ".join("x".join(map(str, tensor.shape)) for tensor in tensors_in(inputs).values())
     for note in getattr(error, "__notes__", ()):
-        if note.endswith(" failed"):  # see `blaming`
-            return InputError(f"{note}: {describe_error(error)}", do=_all_of_it(error))
+        if note.startswith("the function for"):  # of the user, see `intervene`
+            return InputError(f"{describe_error(error)}, in {note}", do=_all_of_it(error))
     asked = f"forward() failed on {shapes or 'its input'}: {describe_error(error)}"
     if cause := _likely_cause(error):
         asked = f"{cause}; {asked}"
