@@ -388,3 +388,22 @@ def test_what_is_kept_does_not_grow_with_the_number_of_images() -> None:
     assert found is not None
     assert found.images == COUNT * 24
     assert max(sizes) <= 2 * 4 * 2 + 512
+
+
+def test_images_in_memory_give_what_their_files_give() -> None:
+    files, net = find_exemplars(small(), PATHS, "0", top=3), small()
+    pictures = [Image.open(path).convert("RGB") for path in PATHS]
+    tensors = torch.stack([net.prepare(picture) for picture in pictures])
+    labelled = [(tensor, Path(path).parent.name) for tensor, path in zip(tensors, PATHS, strict=True)]
+    for images in (pictures, list(tensors), labelled):
+        found = find_exemplars(net, images, "0", top=3)
+        for mine, judge in zip(found[0].channels, files[0].channels, strict=True):
+            assert [each.position for each in mine.most] == [each.position for each in judge.most]
+            assert [each.value for each in mine.most] == pytest.approx([each.value for each in judge.most])
+            assert [each.box for each in mine.most] == [each.box for each in judge.most]
+        for each in (each for channel in found[0].channels for each in channel.most):
+            np.testing.assert_array_equal(np.asarray(each.image), np.asarray(pictures[each.position]))
+            assert each.label == (Path(PATHS[each.position]).parent.name if images is labelled else "")
+    assert hookscope.draw_exemplars(found, net)
+    with pytest.raises(UsageError, match="a saved run or an engine reads files"):
+        find_exemplars(net, tensors, "0", save="state.json")

@@ -566,3 +566,14 @@ def test_repr_names_the_interventions_and_their_schedules() -> None:
     )
     assert repr(intervene(Net(), {"a": same_bits})) == "intervene(Net, {'a': same_bits})"
     assert str(Dropout(len)) == "Dropout(p=len)"  # type: ignore[arg-type]
+
+
+def test_words_of_the_command_line_are_interventions() -> None:
+    torch.manual_seed(0)
+    net, x = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 2, 1)).eval(), torch.randn(1, 3, 6, 6)
+    with intervene(net, {"0": Zero(channels=3)}):
+        judge = net(x)
+    with intervene(net, {"0": "zero:channels=3"}):
+        assert same_bits(net(x), judge)
+    with pytest.raises(UsageError, match="nought"):
+        intervene(net, {"0": "nought"})
