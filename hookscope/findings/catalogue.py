@@ -674,7 +674,7 @@ _warning(
     Threshold(
         "rate_fall",
         1e-3,
-        "chosen: over the highest rate, for half of the run; cosine and linear schedules"
+        "chosen: over the highest rate, for a third of the run; cosine and linear schedules"
         " come so low only in their last 3 %",
     ),
     Threshold("tiny_rate", 1e-5, "chosen: with a higher rate, small steps have another cause"),

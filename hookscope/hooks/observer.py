@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
@@ -13,7 +14,7 @@ from typing import Any, Self, cast
 import torch
 from torch import nn
 
-from hookscope.errors import LayerError
+from hookscope.errors import LayerError, OutputNote
 from hookscope.hooks.calls import Call, matches_type, no_such_type
 from hookscope.hooks.operations import Operations, class_names, is_single, operation_of, types_in, types_of
 from hookscope.hooks.registration import HookHandles, HookOwner, StopForward, check_hookable
@@ -127,6 +128,7 @@ class Observer(HookOwner):
         self._handles = HookHandles()
         self._watched: dict[int, _Watched] = {}
         self._named: dict[str, _Watched] = {}
+        self._numbers: set[str] = set()  # names of layers that the selection reads as indices
         self.operations = Operations(model, self._on_operation) if ops else None
         if self.operations is not None:
             pause = partial(partial, self.operations.paused)  # their own calculations are not operations of the model
@@ -213,6 +215,7 @@ class Observer(HookOwner):
         for name, module in walked:
             named.setdefault(id(module), (module, []))[1].append(name)
         self.selection.check_names([name for name, _ in walked], type(self.model).__name__, self.operations is not None)
+        self._numbers = {name for name, _ in walked if self.selection.reads_as_index(name)}
         fits: dict[tuple[type, bool], tuple[bool, bool]] = {}
         watched = []
         asks_single = self._ordered or self.selection.has_all or "all" in self.types
@@ -355,6 +358,10 @@ class Observer(HookOwner):
         call = Call(layer.names[0], kind, number, index, order)
         replacement = None
         if None in layer.by_name or self.wants(call) or self.may_want(call):
+            if str(index) in self._numbers and str(index) not in layer.names:
+                self._numbers.discard(str(index))
+                text = f"index {index} is the layer '{call.name}'; the layer named {index} is name:{index}"
+                warnings.warn(text, OutputNote, stacklevel=2)
             self.input = inputs
             replacement = self._on_call(call, module, *made)
             self.input = None

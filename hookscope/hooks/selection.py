@@ -223,6 +223,10 @@ class Selection:
         """Whether a term is an index or a range, which count the calls of the chosen types."""
         return bool(self._indices)
 
+    def reads_as_index(self, name: str) -> bool:
+        """Whether the name of a layer is a term that means an index."""
+        return any(term.text == name for term in self._indices)
+
     @property
     def from_the_end(self) -> bool:
         """Whether some wanted calls are known only when the pass is over."""

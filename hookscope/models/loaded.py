@@ -197,15 +197,13 @@ class LoadedModel(Shown):
     seed: int | None = None
 
     def _cells(self) -> Cells:
-        height, width = self.preprocess.default_size
-        frames = (self.preprocess.frames,) if self.preprocess.frames > 1 else ()
         return {
             "model": self.name,
             "class": type(self.model).__name__,
             "weights": self.weights,
             "family": self.family,
             "classes": len(self.categories) if self.categories else None,
-            "input": (self.preprocess.channels, *frames, height, width),
+            "input": self.preprocess.input_shape,
             "parameters": sum(parameter.numel() for parameter in self.model.parameters()),
             "device": self.device,
             "notes": "; ".join(self.notes),

@@ -56,11 +56,11 @@ from hookscope.statistics import (
 )
 from hookscope.system import StrPath, write_atomically
 from hookscope.training import (
-    JUDGED,
     Monitor,
     Run,
     TimedFinding,
     findings_over_time,
+    judged,
     last_rows,
     loss_chart,
     plot_training,
@@ -176,7 +176,9 @@ def draw_training_page(runs: Sequence[Run] | StrPath, findings: Sequence[TimedFi
     charts = [loss_chart(losses, findings) if len(drawn) > 1 else plot.loss, plot.rates, *plot.metrics]
     charts = [replace(chart, edges=None) for chart in charts if chart.values]
     cells = plot.cells if plot.cells.panels else None
-    return ResultPage("Training", facts, findings, tables, charts, cells, "a training run", [str(summary(run))], JUDGED)
+    return ResultPage(
+        "Training", facts, findings, tables, charts, cells, "a training run", [str(summary(run))], judged(run)
+    )
 
 
 def _of_bins(layer: LayerStatistics) -> dict[str, Any] | None:

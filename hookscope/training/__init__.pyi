@@ -2,9 +2,9 @@ from .log.file import LateLog as LateLog, Run as Run, RunLog as RunLog, last_row
 from .log.findings import findings_over_time as findings_over_time
 from .log.series import LayerSeries as LayerSeries, series_of as series_of
 from .log.summary import (
-    JUDGED as JUDGED,
     TimedFinding as TimedFinding,
     duration_words as duration_words,
+    judged as judged,
     summary as summary,
 )
 from .monitor import Monitor as Monitor

@@ -29,7 +29,6 @@ _SMALLEST = 16  # gradients that are measured after a backward pass: to see whet
 _REPORTS = (10, 100, 1000, 10_000, 100_000)  # backward passes without a step after which a line is written
 _MOST_SEARCHES = 3  # for the same parameters: a script may make their optimizer later
 _RARE = 4  # steps around a validation; passes without gradients that come more often are part of the training
-_PAIRING = (nn.MSELoss, nn.L1Loss, nn.SmoothL1Loss, nn.HuberLoss)  # other losses raise if shapes differ
 _STOCHASTIC = ("StochasticDepth", "DropPath")
 _EXTREMES = {"min": torch.minimum, "max": torch.maximum, "spread": torch.maximum}  # over the passes of a step
 
@@ -135,11 +134,7 @@ class StepFacts:
         return self._validation
 
     def after_loss(self, module: nn.Module, args: tuple[Any, ...]) -> None:
-        """A loss module has returned: whether output and targets are paired, or cross-entropy gets a sum of 1."""
-        if isinstance(module, _PAIRING) and len(args) == 2 and all(isinstance(arg, torch.Tensor) for arg in args):
-            shapes = [arg.shape for arg in args]
-            if torch.broadcast_shapes(*shapes).numel() > max(shape.numel() for shape in shapes):
-                self._now().loss["loss_shapes"] = [list(shape) for shape in shapes]
+        """A loss module has returned: whether what cross-entropy gets sums to 1 already."""
         if isinstance(module, nn.CrossEntropyLoss) and args and isinstance(args[0], torch.Tensor):
             logits = args[0].detach()
             if logits.dim() > 1 and logits.shape[1] > 1 and logits.is_floating_point() and logits.numel():

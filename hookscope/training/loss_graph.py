@@ -38,11 +38,23 @@ def loss_facts(roots: Sequence[Tensor]) -> dict[str, Any]:
     nodes = [root.grad_fn for root in roots]
     facts: dict[str, Any] = {"loss_without_graph": all(node is None for node in nodes)}
     for node in islice(graph_nodes(nodes), _MOST_NODES):
+        if pairs := _pairs(node):
+            facts["loss_shapes"] = pairs
+            break
         if _name(node) in _LOSSES:
             facts |= _loss(node)
             facts["loss_negated"] = len(nodes) == 1 and _is_negated(nodes[0], node)
             break
     return facts
+
+
+def _pairs(node: Any) -> list[list[int]]:
+    """The shapes of outputs ``(N, 1)`` and targets ``(N,)`` whose difference is ``(N, N)``; empty for other nodes."""
+    before = [each for each, _ in node.next_functions if each is not None]
+    if _name(node) not in ("Sub", "Rsub", "Expand") or len(before) != 1:  # a difference of outputs is meant
+        return []
+    (made, *_), (given, *_) = ([list(part.shape) for part in each._input_metadata] or [[]] for each in (node, *before))
+    return [given, made[1:]] if len(made) == 2 and made[0] == made[1] > 1 and given == [made[0], 1] else []
 
 
 def _loss(node: Any) -> dict[str, Any]:

@@ -43,7 +43,7 @@ from hookscope.training.log.file import Run, last_run
 from hookscope.training.log.rules import RULES, TrainingThresholds, batchnorm_distance, dead_share, gradient_to_weight
 from hookscope.training.log.run_rules import centred
 from hookscope.training.log.series import LayerSeries, LossSeries, RunSeries, series_of
-from hookscope.training.log.summary import JUDGED, TimedFinding, summary
+from hookscope.training.log.summary import TimedFinding, judged, summary
 
 Array = NDArray[np.float64]
 
@@ -371,7 +371,9 @@ def run_plot(run: Run, findings: Sequence[TimedFinding] = (), thresholds: Traini
     said = with_types(findings, {layer.label: layer.type for layer in series.layers})
     optimizers = f"{len(names)} optimizers: each layer is at the steps of the one that changes it"
     lines = [(optimizers, Colour.INK)] if len(names) > 1 else []
-    lines += [*finding_lines(said, _MOST_LINES, numbered=True), (verdict(said, JUDGED), Colour.INK)] if said else []
+    lines += (
+        [*finding_lines(said, _MOST_LINES, numbered=True), (verdict(said, judged(run)), Colour.INK)] if said else []
+    )
     losses = list(zip(names, series.losses, strict=True))
     curves = [Curve("", loss.steps.tolist(), loss.rates.tolist(), colour) for colour, (_, loss) in enumerate(losses)]
     rates = Chart("learning rate", curves, axis="linear", within=(0.0,), edges=edges_of(series.losses)[:2])

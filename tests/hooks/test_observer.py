@@ -3,6 +3,7 @@
 import copy
 import gc
 import pickle
+import warnings
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -441,3 +442,15 @@ def test_without_types_all_is_every_layer_and_indices_count_convolutions() -> No
     with capture(clips) as activations:
         clips(torch.ones(1, 1, 1, 1, 1))
     assert [(call.name, call.index, call.order) for call in activations.calls] == [("0", 0, None)]
+
+
+@pytest.mark.parametrize(("layers", "told"), [("1", True), ("0", False), ("name:1", False), ("0:2", False)])
+def test_an_index_that_is_the_name_of_another_layer_is_told(layers: str, told: bool) -> None:
+    net = nn.Sequential(nn.Conv2d(3, 4, 1), nn.ReLU(), nn.Conv2d(4, 2, 1))
+    with warnings.catch_warnings(record=True) as kept:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            with Observer(net, layers, ("Conv2d",), lambda *call: None):
+                net(torch.rand(1, 3, 4, 4))
+    words = "index 1 is the layer '2'; the layer named 1 is name:1"
+    assert {str(each.message) for each in kept} == ({words} if told else set())

@@ -79,7 +79,7 @@ class ShowRun(RowCommand):
         rows = [{name: value for name, value in row.items() if name in COLUMNS.flat} for row in every]
         about = {"run": _run_row(run), "layers": training.last_rows(run)}
         section = Section(rows, COLUMNS, needs_rows=True)
-        self.print(Report([section], findings, about, lines, judged=training.JUDGED))
+        self.print(Report([section], findings, about, lines, judged=training.judged(run)))
 
 
 def _near(log: str) -> str:

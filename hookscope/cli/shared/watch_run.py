@@ -190,14 +190,14 @@ class WatchRun:
                 return f", in {self._log}" if os.path.exists(self._path) else ""
             if os.path.getsize(self._path) > _QUICKLY_READ:
                 return f", in {self._log}{show}"
-            from hookscope.training import JUDGED, findings_over_time, read_runs
+            from hookscope.training import findings_over_time, judged, read_runs
 
             run = read_runs(self._path)[-1]
             findings = findings_over_time(run)
         except Exception:  # the script may have changed the file
             return ""
         counts = f"{counted(len(run.rows) or len(run.facts), 'line')} in {self._log}"
-        said = verdict(findings, JUDGED)
+        said = verdict(findings, judged(run))
         return f", {counts}; {said}{show}"
 
     def _say(self, text: str, always: bool = False) -> None:

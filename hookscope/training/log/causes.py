@@ -340,7 +340,7 @@ def _settings(now: History) -> Evidence | None:
     return None
 
 
-@Cause(CATALOGUE["learning-rate-vanishes"], explains=_LIFELESS - {"no-gradient", "frozen"})
+@Cause(CATALOGUE["learning-rate-vanishes"], 2, explains=_LIFELESS - {"no-gradient", "frozen"})
 def _rate_vanishes(now: History) -> Evidence | None:
     rates = [row.get("rate") for row in now.rows]
     rate, peak = now["rate"], max((r for r in rates if r is not None), default=None)
@@ -351,7 +351,7 @@ def _rate_vanishes(now: History) -> Evidence | None:
     low = [r is not None and r < now.limits["rate_fall"] * peak for r in rates]
     first = max((at for at, is_low in enumerate(low) if not is_low), default=-1) + 1
     steps = [row["step"] for row in now.rows]
-    if 0 < first <= now.at and steps[-1] - steps[first] >= steps[-1] / 2:
+    if 0 < first <= now.at and steps[-1] - steps[first] >= steps[-1] / 3:
         words = f"the learning rate is {rate:.2g}, {peak:.2g} at most: it fell to a thousandth before step"
         words += f" {steps[first]}, and {steps[-1] - steps[first] + 1:,} of {steps[-1] + 1:,} steps came after"
         return Evidence(words, numbers={"rate": rate, "highest": peak})

@@ -13,10 +13,15 @@ from hookscope.training.log.file import Run
 NON_FINITE = ("non_finite", "gradient_non_finite", "weight_non_finite")
 _ENDS = {"exception": "ended by an exception", "exit": "ended by sys.exit"}
 
-JUDGED = "in the training steps; data and validation are not judged"  # what a verdict is about
+
+def judged(run: Run) -> str:
+    """What a verdict on the run is about."""
+    if not run.rows and all(facts.get("optimizer") is None for facts in run.facts):
+        return "because no step was judged"
+    return "in the training steps; data and validation are not judged"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class TimedFinding(Finding):
     """A finding on a training run.
 
