@@ -137,7 +137,9 @@ def cells_of(rows: Sequence[Any]) -> list[Cells]:
     if (columns := _columns_of(rows)) is not None:
         return list(columns.cells(rows))
     return [
-        row._cells() if isinstance(row, Shown) else {field.name: getattr(row, field.name) for field in fields(row)}
+        row._cells()
+        if isinstance(row, Shown)
+        else {each.name: getattr(row, each.name) for each in fields(row) if each.repr}
         for row in rows
     ]
 

@@ -35,6 +35,7 @@ from hookscope.hooks import (
     Selection,
     as_float,
     by_channel,
+    evaluating,
     key_of,
     tensors_in,
     token_grid,
@@ -200,7 +201,7 @@ class _Reader:
         if self.exact is not None:
             observer.stop_early()
         try:
-            with torch.no_grad(), observer:
+            with evaluating(self.net.model), torch.no_grad(), observer:
                 self.net.model(*batch.inputs)
         except LayerError:
             if self.exact is None:

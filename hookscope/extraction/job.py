@@ -25,6 +25,7 @@ from hookscope.hooks import (
     as_plain,
     by_channel,
     channel_axis,
+    evaluating,
     key_of,
     output_of,
     tensors_in,
@@ -176,7 +177,7 @@ class _Extractor:
             kept[call] = {key: keep(key, rows) for key, rows in parts.items()}
 
         output = None
-        with torch.no_grad(), _evaluating(self.net.model), contextlib.ExitStack() as stack:
+        with torch.no_grad(), evaluating(self.net.model), contextlib.ExitStack() as stack:
             if job.layers is not None:
                 observer = Observer(self.net.model, self.exact or job.layers, job.types, on_call)
                 if self.exact is not None and not (job.logits or job.targets):
@@ -258,16 +259,3 @@ def column_name(index: int, categories: Sequence[str] | None) -> str:
     if label is None:
         return str(index)
     return label if categories and list(categories).count(label) == 1 else f"{index} {label}"
-
-
-@contextlib.contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
-    """Eval mode; the modes of all modules are put back."""
-    training = [module for module in model.modules() if module.training]
-    try:
-        for module in training:
-            module.training = False
-        yield
-    finally:
-        for module in training:
-            module.training = True

@@ -38,6 +38,7 @@ from .model_state import (
     StateChange as StateChange,
     buffers_kept as buffers_kept,
     differentiable as differentiable,
+    evaluating as evaluating,
     largest_difference as largest_difference,
     largest_value as largest_value,
     leaf_tensors as leaf_tensors,

@@ -247,6 +247,19 @@ def differentiable(model: nn.Module, parameters: bool = True) -> Iterator[None]:
 
 
 @contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Eval mode; the modes of all modules are put back."""
+    training = [module for module in model.modules() if module.training]
+    try:
+        for module in training:
+            module.training = False
+        yield
+    finally:
+        for module in training:
+            module.training = True
+
+
+@contextmanager
 def buffers_kept(model: nn.Module) -> Iterator[None]:
     """Put back the buffers of ``model``, both the tensors and their values, when the block is left."""
     buffers_of = [(module, dict(module._buffers)) for module in model.modules()]

@@ -20,6 +20,7 @@ from hookscope.hooks import (
     Selection,
     Shape,
     as_float,
+    buffers_kept,
     capture,
     holder_of,
     layers_with_weights,
@@ -207,7 +208,7 @@ def intervention_effect(
     drawn = [*([] if keep is None else [Selection.of(keep)]), *([*called, *owners] if keep_changed else [])]
     measured = [layers_with_weights(model), *called] if layers is None else [Selection.of(layers)]
     chosen = Selection([*measured, *drawn])
-    with torch.no_grad(), random_states_kept(), ExitStack() as stack:
+    with torch.no_grad(), random_states_kept(), buffers_kept(model), ExitStack() as stack:
         before = stack.enter_context(capture(model, chosen, types, ordered=True))
         calls: list[Call] = []
         if drawn:
@@ -234,7 +235,8 @@ def intervention_effect(
                 moved.append(layer)
 
     # the hooks of the comparison come after the hooks of the block, so that they see changed values
-    with torch.no_grad(), random_states_kept(), block, Observer(model, chosen, types, on_call, ordered=True) as second:
+    second = Observer(model, chosen, types, on_call, ordered=True)
+    with torch.no_grad(), random_states_kept(), buffers_kept(model), block, second:
         changed_output = _run(model, inputs, seed)
     order, ran = list(before), {layer.call.key for layer in moved}
     missing = [key for key in order[order.index(moved[0].call.key) :] if key not in ran] if moved else []

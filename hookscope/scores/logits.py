@@ -16,7 +16,7 @@ from torch.nn.functional import interpolate
 from hookscope.display import Cells, Rows, Shown
 from hookscope.errors import CategoriesError, InputError, ModelError, OutputNote, UsageError, spelled
 from hookscope.findings import counted, listed
-from hookscope.hooks import AnyModel, as_float, ending_of, output_of, shape_of, tensors_in
+from hookscope.hooks import AnyModel, as_float, ending_of, evaluating, output_of, shape_of, tensors_in
 from hookscope.images import as_picture, list_pictures
 from hookscope.models import as_loaded, detections_in, given_inputs, model_errors_as_input_errors
 from hookscope.scores.target import ClassNames, Target, class_label
@@ -307,7 +307,7 @@ def check_finite_score(score: Score) -> None:
 
 
 def predict(net: AnyModel, images: Any, target: Any = "top:5", categories: ClassNames = None) -> Rows[Score]:
-    """The classes that a model gives to images, of each image the highest score first.
+    """The classes that a model gives to images in eval mode, of each image the highest score first.
 
     Of a segmentation the score is the share of the pixels where the class is the best, and there is no probability.
 
@@ -339,7 +339,7 @@ def predict(net: AnyModel, images: Any, target: Any = "top:5", categories: Class
     for at, image in enumerate(images if tensors_in(images) else list_pictures(images)):
         picture = None if isinstance(image, Tensor) else as_picture(image, loaded.preprocess.frames)
         inputs = given_inputs(net, loaded.inputs(image) if picture is None else picture)
-        with model_errors_as_input_errors(loaded.name, inputs), torch.no_grad():
+        with model_errors_as_input_errors(loaded.name, inputs), evaluating(loaded.model), torch.no_grad():
             output, what = output_of(loaded.model, *inputs), type(loaded.model).__name__
             maps = pixel_maps(output, next(iter(tensors_in(inputs).values()))[0], what)
             if maps is None:

@@ -1,5 +1,6 @@
 """A pass without and with interventions: which layers moved and how far, and the page that shows them."""
 
+import copy
 import json
 import math
 from pathlib import Path
@@ -11,6 +12,7 @@ import torch
 from PIL import Image
 from torch import nn
 
+import hookscope
 from hookscope.drawing import MapDifference, colours, difference, files as pages
 from hookscope.drawing.files import read_provenance, read_sheet, write_png
 from hookscope.drawing.sheet import Origin
@@ -458,3 +460,16 @@ def test_maps_are_smaller_and_then_fewer_where_pixels_are_too_many(
         monkeypatch.setattr(place, "MOST_PIXELS", 9_000)
     with pytest.raises(UsageError, match="a page of 3 layers is too large"):
         drawn(*many)
+
+
+def test_a_model_in_train_mode_is_left_as_it_was() -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    net, x = nn.Sequential(*net, nn.Linear(4, 3)).train(), torch.rand(2, 3, 8, 8)
+    judge = copy.deepcopy(net).eval()(x).softmax(1).amax(1)
+    before = {name: value.clone() for name, value in net.state_dict().items()}
+    scores = hookscope.predict(net, x, "top:1")
+    assert [row.probability for row in scores] == pytest.approx(judge.tolist())
+    intervention_effect(net, (x,), {"0": Zero(channels=1)})
+    hookscope.find_exemplars(net, list(x), "0")
+    assert net.training and all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
