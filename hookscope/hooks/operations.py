@@ -79,13 +79,8 @@ def _has_weight(module: nn.Module) -> bool:
 
 
 def was_updated(module: Any) -> bool:
-    """Whether training updated the running statistics: batches were counted, or they differ from 0 and 1.
-
-    Older checkpoints of torchvision have no count.
-    """
-    batches = getattr(module, "num_batches_tracked", None)
-    counted = batches is not None and int(batches) > 0
-    return counted or bool((module.running_mean != 0).any()) or bool((module.running_var != 1).any())
+    """Whether training updated the running statistics: they differ from 0 and 1, however many batches were counted."""
+    return bool((module.running_mean != 0).any()) or bool((module.running_var != 1).any())
 
 
 def was_trained(module: Any) -> bool:

@@ -123,8 +123,7 @@ class ParameterStatistics(Shown):
         duplicate_filters: Groups of duplicate filters, see `duplicate_filters`; None for more than 16,384 filters.
         collapsed: Collapsed channels of a running variance.
         eps: The layer's eps, for running statistics.
-        updated: Whether running statistics were ever updated: batches were counted, a mean is not 0, or a variance is
-            not 1 (old checkpoints have no count of batches).
+        updated: Whether running statistics were ever updated: a mean is not 0, or a variance is not 1.
         histogram: Numbers of finite values in equal intervals from ``min`` to ``max``; empty if none were asked for.
     """
 

@@ -15,6 +15,7 @@ from hookscope.comparison.inputs import InputChange
 from hookscope.comparison.resizes import resizes_apart
 from hookscope.comparison.rows import rounded_as
 from hookscope.comparison.weights import relation, stored_as
+from hookscope.hooks import was_updated
 from tests.exports import deployed, to_onnx
 from tests.helpers import seeded
 
@@ -192,3 +193,13 @@ def test_a_file_with_nodes_that_nothing_uses_runs(tmp_path: Path) -> None:
     batch = torch.randn(4, 3, 16, 16, generator=torch.Generator().manual_seed(6))
     found = compare(deployed(), load_model(str(tmp_path / "lost.onnx")), batch)
     assert found.answer.sentence.startswith("A has ::add, and B does not.")
+
+
+def test_lost_statistics_differ_as_far_as_their_values_do() -> None:
+    net = nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4)).eval()
+    net[1].running_mean.fill_(3.0), net[1].num_batches_tracked.fill_(1000)
+    lost = copy.deepcopy(net)
+    lost[1].running_mean.zero_()
+    [row] = [pair for pair in compare(net, lost, torch.rand(1, 3, 5, 5)).calls if pair.a.name == "1"]
+    assert row.buffers == pytest.approx(6 / 40**0.5)  # 2 * 3 over the norm of four 3 and four 1; the count is left out
+    assert was_updated(net[1]) and not was_updated(lost[1])
