@@ -93,8 +93,11 @@ def traced(
 def _lines(totals: tracing.LayerTotals, types: tuple[str, ...], size: str) -> list[str]:
     kind = "" if "all" in types else "/".join(types)
     idle = f", {counted(totals.did_not_run, 'layer')} did not run" if totals.did_not_run else ""
+    macs, of_type = (f"{number:,} MACs" for number in (totals.macs, totals.type_macs))
+    if totals.params and not totals.macs:  # onnxruntime multiplies, and torch counts nothing
+        macs = of_type = "MACs not counted"
     return [
         counted(totals.type_calls, f"{kind} call".strip()) + idle,
-        f"{kind or 'all layers'}: {totals.type_params:,} parameters, {totals.type_macs:,} MACs",
-        f"{size}: {totals.params:,} parameters, {totals.macs:,} MACs",
+        f"{kind or 'all layers'}: {totals.type_params:,} parameters, {of_type}",
+        f"{size}: {totals.params:,} parameters, {macs}",
     ]
