@@ -33,7 +33,7 @@ from hookscope.statistics.collector import StatisticsCollector
 from hookscope.statistics.totals import Coverage, RunningStatistics
 from hookscope.system import StrPath
 
-_GIVE = "give what ‹`hookscope stats --save`|`stats --save`› wrote"
+_GIVE = "give what ‹hookscope.statistics.save_statistics|`stats --save`› wrote"
 _KIND = StateKind("saved statistics", _GIVE)
 
 
