@@ -127,7 +127,8 @@ def test_other_files_and_shares_of_one(tmp_path: Path, other: bytes | float) -> 
     data = path.read_bytes()
     path.write_bytes(other if isinstance(other, bytes) else data[: int(other * len(data))])
     damaged = "" if other in READABLE else ", or is damaged"
-    assert f"a.json' holds no saved statistics{damaged}; give what hookscope.statistics.save_statistics wrote" in refusal(path)
+    do = "give what hookscope.statistics.save_statistics wrote"
+    assert f"a.json' holds no saved statistics{damaged}; {do}" in refusal(path)
 
 
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
