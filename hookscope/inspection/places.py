@@ -246,7 +246,8 @@ REASONS: list[Callable[[InspectionEvidence], Iterable[Place]]] = [separating_pla
 def answer_places(evidence: InspectionEvidence) -> list[Place]:
     """The places that are not findings, the most important first; with random weights they would mean nothing."""
     rest = _rest(evidence.calls)
-    places = [place for number in range(len(evidence.images)) for place in _of_image(evidence, number, rest)]
+    refused: set[str] = set()
+    places = [place for number in range(len(evidence.images)) for place in _of_image(evidence, number, rest, refused)]
     carriers: dict[tuple[str, tuple[int, ...] | None], Place] = {}
     for place in sorted(places, key=_rank):
         carriers.setdefault((place.layer, place.channels), place)  # for the image that needs it most
@@ -280,8 +281,11 @@ class _Candidate:
         return self.facts.call.key
 
 
-def _of_image(evidence: InspectionEvidence, number: int, rest: Mapping[str, float]) -> list[Place]:
-    """The places of one image: outliers that decide it, else the channels with most gradient, alone or together."""
+def _of_image(evidence: InspectionEvidence, number: int, rest: Mapping[str, float], refused: set[str]) -> list[Place]:
+    """The places of one image: outliers that decide it, else the channels with most gradient, alone or together.
+
+    ``refused`` is for `scores_without`.
+    """
     scores = evidence.scores[number]
     if scores is None or not bool(scores.isfinite().all()):
         return []
@@ -303,7 +307,7 @@ def _of_image(evidence: InspectionEvidence, number: int, rest: Mapping[str, floa
     tries = (_affordable(sorted(group, key=lambda candidate: -candidate.answer), rest) for group in (alone, *together))
     for candidates in (outliers[:_OUTLIERS], *tries):
         best: dict[str, Place] = {}
-        for place in sorted(_confirmed(evidence, number, candidates, scores), key=_rank):
+        for place in sorted(_confirmed(evidence, number, candidates, scores, refused), key=_rank):
             best.setdefault(place.layer, place)
         if best:
             return list(best.values())[:_MOST]
@@ -347,7 +351,9 @@ def _affordable(candidates: Iterable[_Candidate], rest: Mapping[str, float]) -> 
     return chosen
 
 
-def _confirmed(evidence: InspectionEvidence, number: int, candidates: list[_Candidate], scores: Tensor) -> list[Place]:
+def _confirmed(
+    evidence: InspectionEvidence, number: int, candidates: list[_Candidate], scores: Tensor, refused: set[str]
+) -> list[Place]:
     """The candidates without which the answer changes or falls far."""
     if not candidates:
         return []
@@ -355,10 +361,14 @@ def _confirmed(evidence: InspectionEvidence, number: int, candidates: list[_Cand
     order = {call.call.key: at for at, call in enumerate(evidence.calls)}
     candidates = sorted(candidates, key=lambda candidate: order[candidate.key])
     channels = [(candidate.facts.call, candidate.facts.shape, candidate.channels) for candidate in candidates]
+
+    def places(without: Tensor) -> list[Place]:
+        found = (_without_channels(evidence, number, *pair) for pair in zip(candidates, without, strict=True))
+        return [place for place in found if place is not None]
+
     with differentiable(net.model):  # in eval mode
-        without = scores_without(net.model, net.inputs(*evidence.inputs[number]), scores, channels)
-    places = (_without_channels(evidence, number, *pair) for pair in zip(candidates, without, strict=True))
-    return [place for place in places if place is not None]
+        inputs = net.inputs(*evidence.inputs[number])
+        return places(scores_without(net.model, inputs, scores, channels, places, refused))
 
 
 def _without_channels(evidence: InspectionEvidence, number: int, candidate: _Candidate, after: Tensor) -> Place | None:

@@ -175,12 +175,14 @@ class _Probe(Intervention):
 _PROBES = [_Probe(factor) for factor in (2.0**-4, 2.0**10, -(2.0**10))]
 
 
-def _verified(copies: Copies, with_all: Baseline, verified: int | None = None) -> Tensor | None:
+def _verified(
+    copies: Copies, with_all: Baseline, verified: int | None = None, used: Callable[[Tensor], Any] | None = None
+) -> Tensor | None:
     """The scores of each changed copy; None where the model does not treat the copies as it treats one image.
 
     Two copies are verified. The unchanged one must have the baseline's scores. The changed one ``verified``, by
     default the one that moved most, must have the scores of a pass on its own: operations on the whole batch, such as
-    the range of a quantization, can pass the first test only.
+    the range of a quantization, can pass the first test only. Scores that are not ``used`` need no such pass.
     """
     try:
         scores = copies.scores(with_all.passes)
@@ -188,6 +190,8 @@ def _verified(copies: Copies, with_all: Baseline, verified: int | None = None) -
             return None
         if not _close(scores[-1], with_all.scores[0]):
             return None
+        if used and not used(scores[:-1]):
+            return scores[:-1]
         if verified is None:
             verified = int((scores[:-1] - scores[-1]).float().nan_to_num().abs().amax(1).argmax())
         alone = copies.alone(verified).scores(with_all.passes)
@@ -232,12 +236,18 @@ def _close(values: Tensor, expected: Tensor) -> bool:
 
 
 def scores_without(
-    model: nn.Module, inputs: tuple[Any, ...], with_all: Tensor, channels: Sequence[tuple[Call, Shape, Sequence[int]]]
+    model: nn.Module,
+    inputs: tuple[Any, ...],
+    with_all: Tensor,
+    channels: Sequence[tuple[Call, Shape, Sequence[int]]],
+    used: Callable[[Tensor], Any],
+    refused: set[str],
 ) -> Tensor:
     """The scores ``(n, K)`` with each of ``n`` groups of channels at 0: a call, the shape of its output, the channels.
 
     ``with_all`` are the scores ``(1, K)`` with all channels. The groups are in the order in which their calls run; one
-    pass does them all where the model allows it. The group that changes most is verified on its own.
+    pass does them all where the model allows it. Where ``used`` is true of these scores, the group that changes most is
+    verified on its own. ``refused`` keeps the layers before which the model allows no copies: a branch of a sum.
     """
     silent = partial(class_scores, what="")  # who has ``with_all`` was told what the scores are
     given = Baseline(Passes(model, inputs, read=silent), with_all, (), (), separate=False)
@@ -251,10 +261,12 @@ def scores_without(
     if len(changes) > 1 and all(site.axis for site, _ in changes):  # without a batch axis there can be no copies
         for name in enclosing(first):
             # copies of the input of the whole model would cost as much as a pass for each channel
-            if name and not isinstance(model.get_submodule(name), nn.ModuleList | nn.ModuleDict):
-                scores = _verified(Copies(Fork(name, 0), changes), given)
+            is_list = isinstance(model.get_submodule(name), nn.ModuleList | nn.ModuleDict)
+            if name and name not in refused and not is_list:
+                scores = _verified(Copies(Fork(name, 0), changes), given, used=used)
                 if scores is not None:
                     return scores
+                refused.add(name)
     return torch.cat([Copies(None, [change]).scores(given.passes) for change in changes])
 
 

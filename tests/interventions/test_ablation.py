@@ -186,6 +186,10 @@ SEVERAL: dict[str, tuple[dict[str, Any], list[str]]] = {
 }
 
 
+def always(scores: Tensor) -> bool:
+    return True
+
+
 @pytest.mark.parametrize("name", SEVERAL)
 def test_groups_of_channels_of_several_calls_in_one_pass_are_as_those_of_a_plain_hook(name: str) -> None:
     kwargs, layers = SEVERAL[name]
@@ -200,7 +204,7 @@ def test_groups_of_channels_of_several_calls_in_one_pass_are_as_those_of_a_plain
             with silenced(net, layer, *group, axis=2 if len(shape) == 3 else 1), torch.no_grad():
                 expected.append(net(PICTURE)[0])
     with hooked(net, lambda name, output: ran.append(1), ""):
-        scores = scores_without(net, (PICTURE,), with_all, channels)
+        scores = scores_without(net, (PICTURE,), with_all, channels, used=always, refused=set())
     assert len(ran) == 2 and not torch.equal(scores, with_all.expand_as(scores))
     assert torch.allclose(scores, torch.stack(expected), rtol=0, atol=3e-6 * float(with_all.abs().max()))
 
