@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-import warnings
 from collections import deque
 from collections.abc import Callable, Container, Iterable
 from functools import cache, partial
@@ -177,13 +175,7 @@ class capture:  # lower case: it reads like a function in a `with` statement
         progress = self._observer.progress
         # only the caller holds the kept tensors from here on
         self._activations, self._is_open = Activations(progress, {}), False
-        stopped = self._observer.__exit__(kind, error, trace)
-        compiled = getattr(sys.modules.get("torch._dynamo.utils"), "counters", {}).get("frames")
-        ran = progress.complete or any(layer.calls for layer in progress.layers)
-        if error is None and compiled and not ran:
-            told = f"nothing was kept: no pass of {type(self._observer.model).__name__} has called a hook, and code of"
-            warnings.warn(f"{told} torch.compile calls none; run the model that was given to capture", stacklevel=2)
-        return stopped
+        return self._observer.__exit__(kind, error, trace)
 
     def _restart(self, *inputs: Any) -> None:
         self._activations.clear()

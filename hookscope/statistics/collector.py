@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any, Self
 from weakref import ref
 
+import torch
 from torch import Tensor, nn
 
 from hookscope.display import Cells, Rows, Shown
@@ -174,7 +175,10 @@ class StatisticsCollector(Shown):
         return self._stack.__exit__(*error)
 
     def _start(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        self._pass = _MeasuredPass.of([*args, *kwargs.values()], self._names, self.totals.images, self._convolves)
+        given = [*args, *kwargs.values()]
+        if any(map(torch._C._functorch.is_batchedtensor, tensors_in(given).values())):
+            raise InputError("inside torch.vmap a layer sees one image at a time", do="give the model the whole batch")
+        self._pass = _MeasuredPass.of(given, self._names, self.totals.images, self._convolves)
         self._names = None
         if not self.ops and not self._passes:
             self._modes.counts.clear()  # of a pass that failed

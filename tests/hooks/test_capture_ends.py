@@ -276,12 +276,22 @@ def test_an_output_that_cannot_be_walked_is_an_error_of_one_line(odd: Callable[[
     assert hooks_on(net) == 0
 
 
-def test_a_compiled_model_that_calls_no_hook_is_told_at_the_end() -> None:
+BLOCKS: list[Callable[[nn.Module], Any]] = [
+    hookscope.capture,
+    hookscope.StatisticsCollector,
+    lambda net: hookscope.intervene(net, {"0": hookscope.interventions.Zero()}),
+    lambda net: hookscope.change_gradients(net, {"0": hookscope.ZeroGradient()}),
+]
+
+
+@pytest.mark.parametrize("block", BLOCKS)
+def test_a_compiled_model_that_calls_no_hook_is_told_at_the_end(block: Callable[[nn.Module], Any]) -> None:
     net = nn.Sequential(conv(2))
     compiled = torch.compile(net, backend="eager")
     compiled(X)
-    with pytest.warns(UserWarning, match="torch.compile calls none"), hookscope.capture(net):
+    with pytest.warns(UserWarning, match="torch.compile calls none") as warned, block(net):
         compiled(X)
+    assert {warning.filename for warning in warned} == {__file__}
 
 
 def per_image(net: nn.Module, x: Tensor) -> Any:
@@ -356,6 +366,6 @@ def test_hooks_are_gone_where_the_warning_about_compiled_code_is_an_error(monkey
     net = chain()
     utils = SimpleNamespace(counters={"frames": {"ok": 1}})
     monkeypatch.setitem(sys.modules, "torch._dynamo.utils", utils)
-    with pytest.raises(UserWarning, match="nothing was kept"), hookscope.capture(net):
+    with pytest.raises(UserWarning, match="calls none"), hookscope.capture(net):
         pass
     assert not any(layer._forward_hooks for layer in net.modules())

@@ -454,3 +454,9 @@ def test_indices_from_the_end_choose_what_capture_chooses(layers: str, names: li
         with hookscope.capture(net, layers=layers) as activations, torch.no_grad():
             net(images(2))
         assert [*activations] == names
+
+
+def test_a_pass_inside_vmap_is_refused() -> None:
+    net = nn.Conv2d(3, 2, 1)
+    with pytest.raises(InputError, match="inside torch"), StatisticsCollector(net, "all"):
+        torch.vmap(lambda image: net(image[None]))(torch.rand(2, 3, 4, 4))
