@@ -150,5 +150,5 @@ def no_such_type(types: Iterable[str], have: Counter[str]) -> LayerError:
     """The error for a model without a layer of ``types``; ``have`` counts the layers of each class."""
     asked = "/".join(types)
     near = ", ".join(f"perhaps {name}" for kind in types for name in near_misses(kind, have, 1) if name != kind)
-    exists, do = f"the model has {describe_types(have)}", near or "choose by ‹types|--type›"
+    exists, do = f"the model has {describe_types(have)}", near or "choose by ‹types|--type›, or take ‹'all'|all›"
     return LayerError(f"no layer of type {asked}", exists, do, kind="type", name=asked)

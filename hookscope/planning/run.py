@@ -77,7 +77,8 @@ def plan(
     Args:
         net: A MODEL argument as `load_model` takes it, a loaded model, or any eager module.
         batch_size: Images in a batch.
-        input_size: ``(H, W)`` of the input, ``(D, H, W)`` of a clip or volume; by default the model's.
+        input_size: ``(H, W)`` of the input, ``(D, H, W)`` of a clip or volume, ``(F,)`` of features, or a shape with
+            batch and channels, whose batch does not count; by default the model's.
         train: A step of training in train mode: forward, backward and optimizer, without a loss of its own.
         optimizer: Name of a class of `torch.optim` in any case, with its default arguments, or a function that makes
             an optimizer of a list of parameters.

@@ -114,7 +114,9 @@ class Subject:
         loaded = as_loaded(net)
         check_size(loaded.model, wanted, loaded.family)
         shape = loaded.preprocess.input_shape
-        shape = shape if wanted is None else (*shape[: len(shape) - len(wanted)], *wanted)
+        if wanted is not None:
+            whole = len(wanted) == 1 or len(wanted) > len(shape)  # features, or a shape with its batch
+            shape = wanted[len(wanted) > 1 :] if whole else (*shape[: len(shape) - len(wanted)], *wanted)
         dtype = loaded.preprocess.dtype or torch.float32
         return cls(loaded.model, loaded.name, shape, loaded.family, loaded.device, dtype, notes=loaded.notes)
 

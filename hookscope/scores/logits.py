@@ -268,10 +268,13 @@ def check_categories(categories: Sequence[str], classes: int, what: str = "the m
         raise CategoriesError(f"{asked} of {what}", do="give the class names of this model")
 
 
-def one_picture(scores: Tensor) -> Tensor:
-    """The scores ``(K,)`` of the only picture in ``(1, K)``, which must have at least one class."""
+def one_picture(scores: Tensor, do: str = "") -> Tensor:
+    """The scores ``(K,)`` of the only picture in ``(1, K)``, which must have at least one class.
+
+    ``do`` is what else to do with several.
+    """
     if len(scores) != 1:
-        do = "call it once for each image; a model that gives several rows for one has no score for each class"
+        do = do or "call it once for each image; a model that gives several rows for one has no score for each class"
         raise UsageError(f"expected one image, got {len(scores)}", do=do)
     if not scores.shape[1]:
         raise ModelError("the model has no classes: its scores are empty", do=_INSTEAD)

@@ -163,3 +163,8 @@ def test_inference_has_no_memory_panels_and_times_where_they_were_measured() -> 
     forward = [call.forward.median for call in found.calls if call.forward]
     unit = {"s": 1.0, "ms": 1e-3, "µs": 1e-6}[time.split("(")[1].rstrip(")")]
     assert [end * unit for _, _, end in spans(plot, "time", "bar")] == pytest.approx(forward)
+
+
+def test_a_size_may_be_of_features_or_a_shape_with_its_batch() -> None:
+    assert plan(nn.Linear(6, 2), 3, (6,)).input_shape == (3, 6)
+    assert plan(nn.Conv2d(3, 2, 1), 3, (1, 3, 5, 4)).input_shape == (3, 3, 5, 4)
