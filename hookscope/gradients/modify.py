@@ -271,7 +271,7 @@ class change_gradients:  # used like a function: `with change_gradients(...)`  #
             if not callable(change):
                 raise UsageError(f"a change cannot be {kind_of(change)}", do="give a function (gradient) -> gradient")
         self._model, self._changes, self._types = module_of(model), dict(changes), types
-        self._stack = ExitStack()
+        self._stack, self._observers = ExitStack(), list[Observer]()
         self._block: object | None = None  # a new object for each block, None outside a block
 
     def __enter__(self) -> Self:
@@ -282,7 +282,8 @@ class change_gradients:  # used like a function: `with change_gradients(...)`  #
             for where, change in self._changes.items():
                 parameter = parameters.get(str(where))
                 if parameter is None:
-                    stack.push(self._observer(where, change, parameters))
+                    self._observers.append(self._observer(where, change, parameters))
+                    stack.push(self._observers[-1])
                 elif parameter.requires_grad:  # a frozen one gets no gradient to change
                     handles.tensor(parameter, _checked(change, str(where)))
             self._stack = stack.pop_all()
@@ -292,6 +293,9 @@ class change_gradients:  # used like a function: `with change_gradients(...)`  #
     def __exit__(self, *error: Any) -> None:
         self._block = None
         self._stack.__exit__(*error)
+        observers, self._observers = self._observers, []
+        if error[0] is None and observers:
+            observers[0].warn_of_compiled_code()
 
     def __repr__(self) -> str:
         return f"change_gradients({type(self._model).__name__}, {self._changes})"

@@ -175,7 +175,10 @@ class capture:  # lower case: it reads like a function in a `with` statement
         progress = self._observer.progress
         # only the caller holds the kept tensors from here on
         self._activations, self._is_open = Activations(progress, {}), False
-        return self._observer.__exit__(kind, error, trace)
+        stopped = self._observer.__exit__(kind, error, trace)
+        if error is None:
+            self._observer.warn_of_compiled_code()
+        return stopped
 
     def _restart(self, *inputs: Any) -> None:
         self._activations.clear()

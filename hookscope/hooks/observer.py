@@ -122,7 +122,7 @@ class Observer(HookOwner):
         self._stop: StopForward | None = None
         self._waiting: set[int | tuple[str, int]] | None = None
         self._pass: FrameType | None = None
-        self._thread = 0  # of the pass
+        self._thread = 0  # of the pass; 0 before the first
         self._entered_in = 0
         self._lock = RLock()  # a pass of this thread begins between two calls of another
         self._handles = HookHandles()
@@ -176,8 +176,6 @@ class Observer(HookOwner):
             layer.open_inputs.clear()
         if error is not None:
             return error is stop
-        if not self.progress.complete and not any(layer.calls for layer in self.progress.layers):
-            self._warn_of_compiled_code()
         if self.progress.complete:
             layers = (*self.progress.layers, *self._operations.values())
             ran = [(layer.names, layer.calls) for layer in layers]
@@ -188,13 +186,14 @@ class Observer(HookOwner):
             self.selection.check_ran(ran, self.progress.total, self.types, named, in_all)
         return False
 
-    def _warn_of_compiled_code(self) -> None:
-        """Warn that no layer ran, if code of torch.compile did: it calls no hooks that are younger than itself."""
-        if getattr(sys.modules.get("torch._dynamo.utils"), "counters", {}).get("frames"):
+    def warn_of_compiled_code(self) -> None:
+        """Warn that no layer ran in the block, if torch.compile made code: this calls no hooks younger than itself."""
+        ran = self._thread or any(layer.calls for layer in self.progress.layers)
+        users = sys._getframe(2)  # the `with` of the `__exit__` that calls this
+        is_ours = str(users.f_globals.get("__name__", "")).startswith("hookscope.")
+        if not is_ours and not ran and getattr(sys.modules.get("torch._dynamo.utils"), "counters", {}).get("frames"):
             text = f"no pass of {type(self.model).__name__} called a hook, and code of torch.compile calls none; run"
-            ours = ("hookscope", "contextlib")
-            users = (at for at, above in enumerate(_frames_above(sys._getframe()), 2) if _room_of(above) not in ours)
-            warnings.warn(f"{text} the model that was given, not what torch.compile made", stacklevel=next(users))
+            warnings.warn(f"{text} the model that was given, not what torch.compile made", stacklevel=3)
 
     @property
     def first_names(self) -> dict[str, str]:
@@ -419,10 +418,6 @@ def _frames_above(frame: FrameType) -> Iterator[FrameType]:
     while above is not None:
         yield above
         above = above.f_back
-
-
-def _room_of(frame: FrameType) -> str:
-    return str(frame.f_globals.get("__name__", "")).partition(".")[0]
 
 
 def _pop_inputs(open_inputs: list[tuple[dict[str, Any], Any]], kwargs: dict[str, Any]) -> Any:

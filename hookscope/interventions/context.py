@@ -152,6 +152,8 @@ class intervene:  # a `with` word, named as one reads it  # noqa: N801
         if error is None and self._idle and not self.changed:
             text = "changed nothing: the layer was in eval mode; call model.train(), or give it when='always'"
             warnings.warn(f"{self._idle} {text}", RuntimeWarning, stacklevel=2)
+        if error is None and observers:
+            observers[0].warn_of_compiled_code()
         if error is None and self._passes:
             for observer in observers:  # a block without effect must not go unnoticed
                 for name in observer.selection.plain_names:

@@ -172,7 +172,10 @@ class StatisticsCollector(Shown):
 
     def __exit__(self, *error: Any) -> bool | None:
         self._pass = _MeasuredPass()
-        return self._stack.__exit__(*error)
+        stopped = self._stack.__exit__(*error)
+        if error[0] is None and self._watch is not None:
+            self._watch.warn_of_compiled_code()
+        return stopped
 
     def _start(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         given = [*args, *kwargs.values()]

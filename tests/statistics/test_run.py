@@ -85,6 +85,7 @@ def test_a_loaded_file_saves_the_same_bytes(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("cuts", [(0, 4, 9), (0, 1, 9), (0, 3, 6, 9), (0, 0, 9)])
+@pytest.mark.filterwarnings("ignore:no pass of")  # compiled code of an earlier test
 def test_merged_shards_equal_the_whole(tmp_path: Path, cuts: tuple[int, ...]) -> None:
     paths = [saved(tmp_path / f"{number}.json", *shard) for number, shard in enumerate(pairwise(cuts))]
     for ordered in (paths, paths[::-1]):
