@@ -97,12 +97,15 @@ def _tasks(_: str) -> str:
     return table.replace("](#", "](../python-api.md#")
 
 
+def columns() -> dict[str, tuple[str, ...]]:
+    """The columns of each command, as tsv has them."""
+    places = {command: place.split(":") for command, place in _FIELDS.items()}
+    return {command: getattr(import_module(f"hookscope.{at}"), name).flat for command, (at, name) in places.items()}
+
+
 def _fields(_: str) -> str:
-    lines = ["| command | fields |", "| --- | --- |"]
-    for command, place in _FIELDS.items():
-        module, name = place.split(":")
-        lines.append(f"| `{command}` | `{' '.join(getattr(import_module(f'hookscope.{module}'), name).flat)}` |")
-    return "\n".join(lines)
+    rows = [f"| `{command}` | `{' '.join(names)}` |" for command, names in columns().items()]
+    return "\n".join(["| command | fields |", "| --- | --- |", *rows])
 
 
 def public_names(module: str) -> list[str]:

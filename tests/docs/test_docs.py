@@ -9,7 +9,7 @@ import pytest
 
 from hookscope.cli.main import COMMANDS, cli
 from hookscope.findings import CATALOGUE, REPORT_ORDER
-from tests.docs.generated import CHINESE, public_names, result_types
+from tests.docs.generated import CHINESE, columns, public_names, result_types
 from tests.docs.pages import PAGES, ROOT, anchors, commands, examples, links, without_code, without_fences
 from tests.docs.renew import NOT_RUN, renew, same_picture, shown_pictures
 
@@ -175,6 +175,30 @@ def test_the_sentences_of_an_inspection_lead_to_their_names_in_chinese():
             assert any(map(words.search, own)), (phrase, names)
         told.update(names)
     assert {*REPORT_ORDER["inspection"], *_places()} <= told
+
+
+def test_the_english_phrases_with_a_meaning_in_chinese_stand_in_the_program():
+    """`…` are names and numbers: what is between them stands in one file."""
+    sources = [path.read_text() for path in (ROOT / "hookscope").rglob("*.py")]
+    sentences = TEXTS["docs/zh-CN/output.md"].partition("## 表格的列名")[0]
+    phrases = re.findall(r"^\| `(.+?)` \| ", sentences, re.MULTILINE)
+    assert len(phrases) > 40
+    parts = {phrase: [part for part in phrase.split("…") if part] for phrase in phrases}
+    assert [
+        phrase for phrase in phrases if not any(all(map(text.__contains__, parts[phrase])) for text in sources)
+    ] == []
+
+
+def test_the_columns_with_a_meaning_in_chinese_exist():
+    """Columns of the commands in parentheses, or of any command."""
+    table, exist, told = TEXTS["docs/zh-CN/output.md"].partition("## 表格的列名")[2], columns(), set()
+    for names, words in re.findall(r"^\| (`[^|]+?`)(?:（(`.+?`)）)? \| ", table, re.MULTILINE):
+        of = re.findall("`(.+?)`", words) or exist
+        for name in re.findall("`(.+?)`", names):
+            assert any(name in exist[command] for command in of), (name, words)
+            told.add(name)
+    for command in ("list-layers", "predict", "saliency", "intervene", "show-run"):
+        assert set(exist[command]) - told == set(), command
 
 
 @pytest.mark.parametrize("name", [name for name in PAGES if "zh-CN" in name])
