@@ -46,9 +46,20 @@ CLASSES = Columns(
 )
 
 
+def _name(change: interventions.ClassChange) -> str:
+    return f"{change.index} {change.label or ''}".strip()
+
+
+def _answer_lines(classes: Sequence[interventions.ClassChange]) -> list[str]:
+    """Whether the best class changed; nothing for models without classes."""
+    best = [_name(change) for change in classes if change.rank == 1]
+    after = [_name(change) for change in classes if change.rank_after == 1]
+    words = "the answer stays" if best == after else f"the answer changes from {listed(best, 1)} to"
+    return [f"{words} {listed(after, 1)}"] if best and after else []
+
+
 def _target_line(change: interventions.ClassChange) -> str:
-    name = f"{change.index} {change.label or ''}".strip()
-    line = f"score of {name}: {change.score:.4g} to {change.score_after:.4g} ({change.change:+.3g})"
+    line = f"score of {_name(change)}: {change.score:.4g} to {change.score_after:.4g} ({change.change:+.3g})"
     line += f", probability {change.probability:.3g} to {change.probability_after:.3g}"
     return line + ("" if math.isfinite(change.score_after) else ": it is not finite")
 
@@ -209,7 +220,8 @@ class Intervene(OfImage):
                 needs_rows=True,
             ),
         ]
-        self.print(Report(sections, about=about, totals=[total], caption=self.caption))
+        lead = _answer_lines(classes)
+        self.print(Report(sections, about=about, totals=[total], caption=self.caption, lead=lambda page: lead))
 
 
 def _classes(effect: interventions.Effect, options: Intervene) -> list[interventions.ClassChange]:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _WRITTEN, _OPENS, _ASKED = "hookscope.written", "hookscope.opens", "hookscope.asked"  # what a run shares
 _SCREEN, _ARRAYS = "hookscope.screen", "hookscope.arrays"
-_OPENERS = {"darwin": "open", "win32": "start"}
+_OPENERS = {"darwin": "open", "win32": "explorer"}
 _MOST_SHOWN = 4
 _OPENER_SECONDS = 1.0  # until it has failed, or will not
 
@@ -88,7 +88,8 @@ def tell_what_was_written(context: click.Context) -> None:
         failed = _open(opener, target)
         note(f"wrote {what}; cannot open {which}: {failed}" if failed else f"wrote {what}")
     else:
-        note(f"wrote {what}; open {which}: {opener} {shlex.quote(target)}")
+        quoted = f'"{target}"' if opener == "explorer" else shlex.quote(target)  # for cmd and PowerShell
+        note(f"wrote {what}; open {which}: {opener} {quoted}")
 
 
 def _show(written: Mapping[str, Callable[[], Image] | None], screen: terminal.Screen) -> None:
@@ -121,7 +122,7 @@ def _in_words(paths: Sequence[str]) -> tuple[str, str, str]:
 
 def _open(opener: str, path: str) -> str:
     """Open a file or folder; returns why that failed, or an empty text."""
-    if opener == "start":
+    if opener == "explorer":
         os.startfile(path)  # type: ignore[attr-defined,unused-ignore]  # of Windows
         return ""
     if opener == "xdg-open" and not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):

@@ -79,14 +79,16 @@ def test_a_name_that_begins_with_a_minus_is_opened_as_a_path(run: Any) -> None:
     )
 
 
-@pytest.mark.parametrize(("platform", "opener"), [("darwin", "open"), ("win32", "start"), ("freebsd14", "xdg-open")])
+@pytest.mark.parametrize(
+    ("platform", "opener"), [("darwin", "open '"), ("win32", 'explorer "'), ("freebsd14", "xdg-open '")]
+)
 def test_each_system_has_its_opener(run: Any, monkeypatch: pytest.MonkeyPatch, platform: str, opener: str) -> None:
     with click.Context(click.Command("x")) as context:
         monkeypatch.setattr(sys, "platform", platform)
         Path("a b.png").touch()
         written.wrote("a b.png")
         assert written.tell_what_was_written(context) is None
-    assert run("help nothing", 2)[0] == f"wrote a b.png; open it: {opener} 'a b.png'"
+    assert run("help nothing", 2)[0] == f"wrote a b.png; open it: {opener}a b.png{opener[-1]}"
 
 
 def test_open_opens_the_picture_or_the_folder(run: Any, opened: list[list[str]]) -> None:
