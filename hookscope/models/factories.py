@@ -268,12 +268,17 @@ def _declared(factory: Any, module: Any) -> dict[str, Any]:
     values = {}
     for name in ("input_size", "preprocess", "model_inputs"):
         value = getattr(factory, name, None)
-        # a method of a model is for the model itself
-        if value is None or (inspect.isroutine(value) and not inspect.isfunction(factory)):
+        if value is None or _is_for_the_model(value):
             value = getattr(module, name, None)
         if value is not None:
             values[name] = value
     return values
+
+
+def _is_for_the_model(value: Any) -> bool:
+    """Whether it is a method or a property of the model itself, which declares nothing of its input."""
+    takes_self = inspect.isfunction(value) and next(iter(inspect.signature(value).parameters), "") == "self"
+    return takes_self or isinstance(value, property) or isinstance(getattr(value, "__self__", None), nn.Module)
 
 
 def with_declared_input(

@@ -86,6 +86,20 @@ def model_inputs(pictures):
     words = torch.ones(len(pictures), 2, dtype=torch.long, device=pictures.device)
     return {"pixel_values": pictures, "input_ids": words}
 """
+OF_A_CLASS = """
+class Captions(PictureAndWords):
+    input_size = 20
+
+    @staticmethod
+    def model_inputs(pictures):
+        return {"pixel_values": pictures, "input_ids": torch.ones(len(pictures), 2, dtype=torch.long)}
+
+    def preprocess(self, picture):
+        return None
+
+
+make = Captions
+"""
 DECLARED = {
     "grey pictures": ("def make(): return net(1)\nmake.input_size = (1, 28, 26)", (1, 28, 26)),
     "five channels": ("def make(): return net(5)\ninput_size = (5, 24, 24)", (5, 24, 24)),
@@ -94,6 +108,7 @@ DECLARED = {
         (2, 6, 20, 20),
     ),
     "keywords": (KEYWORDS, (3, 20, 20)),
+    "attributes of a class": (OF_A_CLASS, (3, 20, 20)),
     "one dictionary": (
         "make = OneDictionary\ninput_size = (18, 18)\nmodel_inputs = lambda pictures: ({'image': pictures},)",
         (3, 18, 18),
