@@ -12,12 +12,20 @@ from torch import Tensor
 from hookscope.display import Cells, Shown
 from hookscope.drawing import input_size_of
 from hookscope.findings import percent
-from hookscope.hooks import as_float, tensors_in
 from hookscope.models import LoadedModel, detections_in
-from hookscope.scores import LIKE, BoxTarget, Score, Target, class_at, likeness, pixel_classes, pixel_maps
+from hookscope.scores import (
+    LIKE,
+    BoxTarget,
+    Score,
+    Target,
+    class_at,
+    likeness,
+    output_numbers,
+    pixel_classes,
+    pixel_maps,
+)
 
 _MOST_ROWS = 8
-_MOST_NUMBERS = 16  # an output of more values is not a list that a person reads
 
 
 @dataclass(frozen=True, repr=False)
@@ -65,20 +73,5 @@ def answer_of(output: Any, net: LoadedModel, prepared: Tensor) -> Answer | None:
         return Answer("pixels", tuple(shares[:_MOST_ROWS]), len(shares), class_at(maps).cpu().numpy())
     if (like := likeness(output, prepared)) > LIKE:  # an autoencoder returns an image
         return Answer("numbers", (Score(None, None, like, None, target="correlation with the input"),), 1)
-    return _numbers(output, bool(names))
-
-
-def _numbers(output: Any, has_names: bool) -> Answer | None:
-    """The numbers of a short output without names of classes."""
-    parts = {} if isinstance(output, list) else tensors_in(output)
-    parts = {name: tensor for name, tensor in parts.items() if tensor.is_floating_point()}
-    total = sum(tensor.numel() for tensor in parts.values())
-    if has_names or not 0 < total <= _MOST_NUMBERS or any(len(t) > 1 for t in parts.values() if t.dim() > 1):
-        return None
-    rows = [
-        Score(None, None, value, None, target=" ".join(filter(None, [name or "output", str(at) * (len(values) > 1)])))
-        for name, tensor in parts.items()
-        for values in [as_float(tensor.detach()).flatten().tolist()]
-        for at, value in enumerate(values)
-    ]
-    return Answer("numbers", tuple(rows), len(rows))
+    numbers = [] if names else output_numbers(output)
+    return Answer("numbers", tuple(numbers), len(numbers)) if numbers else None

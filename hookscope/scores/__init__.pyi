@@ -13,6 +13,7 @@ from .logits import (
     is_distribution as is_distribution,
     likeness as likeness,
     one_picture as one_picture,
+    output_numbers as output_numbers,
     pixel_classes as pixel_classes,
     pixel_maps as pixel_maps,
     predict as predict,

@@ -26,6 +26,8 @@ _COARSEST = 8  # pixels of the input for each position; coarser maps are feature
 _SEEN = 0.02  # of the best probability
 _ROUNDING = 5e-3  # of a sum of probabilities in half precision
 _LOGITS = ("out", "logits")  # as torchvision and transformers call them
+_MASKS = ("masks", "mask")
+_MOST_NUMBERS = 16  # an output of more values is not a list that a person reads
 _EMBEDDINGS = ("image_embeds", "pooler_output")
 _SCORES, _FEATURES = re.compile("logit|score|class|prob|pred|label"), re.compile("embed|feat|hidden|pool|proj|latent")
 _BOXES = "boxes, labels and scores of objects"
@@ -98,9 +100,10 @@ def class_scores(output: Any, what: str = "the model") -> Tensor:
     """The scores ``(N, K)`` of ``K`` classes in a model's output, in its autograd graph.
 
     They are logits ``(N, K)``, alone or in a container, or the mean over all positions of a segmentation model's logits
-    ``(N, K, H, W)``, which a mapping holds under ``out`` or ``logits``. Of a model that ends in a softmax or a sigmoid
-    they are the values before it, as far as `output_of` ran it, and an `OutputNote` says so, as it does of the choice
-    among several outputs. Other outputs (boxes, flow, embeddings) raise a ModelError, which calls the model ``what``.
+    ``(N, K, H, W)``, which a mapping holds under ``out``, ``logits``, ``masks`` or ``mask``. Of a model that ends in a
+    softmax or a sigmoid they are the values before it, as far as `output_of` ran it, and an `OutputNote` says so, as it
+    does of the choice among several outputs. Other outputs (boxes, flow, embeddings) raise a ModelError, which calls
+    the model ``what``.
     """
     notes: list[str] = []
     is_detector = gives_boxes(output)
@@ -135,8 +138,8 @@ def class_at(maps: Tensor) -> Tensor:
 def class_maps(output: Any, bare: bool = False, what: str = "") -> Tensor | None:
     """The scores ``(N, K, h, w)`` of ``K`` classes at each position; None for the output of other models.
 
-    A mapping holds them under ``out`` or ``logits``. With ``bare`` a tensor alone counts too. With the name ``what`` of
-    the model, notes come as of `class_scores`.
+    A mapping holds them under ``out``, ``logits``, ``masks`` or ``mask``. With ``bare`` a tensor alone counts
+    too. With the name ``what`` of the model, notes come as of `class_scores`.
     """
     notes: list[str] = []
     logits = _first(output, notes)
@@ -157,7 +160,8 @@ def _first(output: Any, notes: list[str]) -> Tensor | None:
     if is_a_list_of_records(output):
         return None
     tensors = tensors_in(output)
-    logits = next((tensors[name] for name in _LOGITS if name in tensors), None)
+    masks = [name for name in _MASKS if name in tensors and tensors[name].dim() == 4 and not gives_boxes(output)]
+    logits = next((tensors[name] for name in (*_LOGITS, *masks) if name in tensors), None)
     if logits is None:
         logits = None if embeddings(output) else _most_like_scores(tensors, notes)
         # Maps under another name may be features: only vectors can be scores.
@@ -313,6 +317,7 @@ def predict(net: AnyModel, images: Any, target: Any = "top:5", categories: Class
     """The classes that a model gives to images in eval mode, of each image the highest score first.
 
     Of a segmentation the score is the share of the pixels where the class is the best, and there is no probability.
+    Of an output without scores of classes, such as one number, it is each of up to 16 numbers.
 
     Args:
         net: What `load_model` returns, or any eager module with a score for each class.
@@ -345,13 +350,42 @@ def predict(net: AnyModel, images: Any, target: Any = "top:5", categories: Class
         with model_errors_as_input_errors(loaded.name, inputs), evaluating(loaded.model), torch.no_grad():
             output, what = output_of(loaded.model, *inputs), type(loaded.model).__name__
             maps = pixel_maps(output, next(iter(tensors_in(inputs).values()))[0], what)
-            if maps is None:
-                classes: Sequence[Score] = predictions(one_picture(class_scores(output, what)), names, wanted)
-            else:
+            if maps is not None:
+                _tell(what, ["gives classes of pixels: the score of a class is its share of the pixels"])
                 classes = pixel_classes(maps, names, wanted) or [Score(0, class_label(0, names), 0.0, None)]
+            else:
+                classes = _classes_or_numbers(output, what, names, wanted)
         name = (picture and picture.name) or str(at)
         rows += [replace(row, image=name) for row in classes]
     return rows
+
+
+def _classes_or_numbers(output: Any, what: str, names: ClassNames, wanted: Target) -> list[Score]:
+    """The classes of one image; of an output without a score for each class its numbers."""
+    try:
+        scores = one_picture(class_scores(output, what))
+    except ModelError:
+        if names or not wanted.has_top or not (numbers := output_numbers(output)):
+            raise
+        return numbers
+    if len(scores) == 1 and not isinstance(scores, Logits):
+        _tell(what, ["gives one number: the probability is its sigmoid, which means nothing for a regression"])
+    return [*predictions(scores, names, wanted)]
+
+
+def output_numbers(output: Any) -> list[Score]:
+    """The numbers of an output for one image that has few values; none for other outputs."""
+    parts = {} if isinstance(output, list) else tensors_in(output)
+    parts = {name: tensor for name, tensor in parts.items() if tensor.is_floating_point()}
+    total = sum(tensor.numel() for tensor in parts.values())
+    if total > _MOST_NUMBERS or any(len(tensor) > 1 for tensor in parts.values() if tensor.dim() > 1):
+        return []
+    return [
+        Score(None, None, value, None, target=" ".join(filter(None, [name or "output", str(at) * (len(values) > 1)])))
+        for name, tensor in parts.items()
+        for values in [as_float(tensor.detach()).flatten().tolist()]
+        for at, value in enumerate(values)
+    ]
 
 
 def pixel_maps(output: Any, prepared: Tensor, what: str = "") -> Tensor | None:

@@ -24,6 +24,17 @@ class Mask(nn.Module):
 class Bare(Mask):
     def forward(self, x):
         return self.conv(x)
+
+
+class Named(Mask):
+    def forward(self, x):
+        return {"masks": self.conv(x)}
+
+
+class Sizes(Mask):
+    def forward(self, x):
+        x = self.conv(x).mean((2, 3))
+        return {"width": x[:, 0], "height": x[:, 1]}
 """
 PICTURES = {"cat.png": (60, 40), "dog.png": (60, 40)}
 
@@ -51,14 +62,29 @@ def test_scores_are_the_models_own_best_first_also_of_a_segmentation_and_of_nan(
         assert [row["probability"] for row in printed] == torch.softmax(own.double(), 0)[order].tolist()
     best = own_scores("Mask", "cat.png").numpy().argmax(0).ravel()
     shares = np.bincount(best) / best.size
-    for model in ("nets.py:Mask", "nets.py:Bare"):
-        printed = rows(run("cat.png", "--format", "ndjson", model=model)[1])
+    for model in ("nets.py:Mask", "nets.py:Bare", "nets.py:Named"):
+        status, out, err = run("cat.png", "--format", "ndjson", model=model)
+        printed = rows(out)
+        assert "gives classes of pixels: the score of a class is its share of the pixels" in err
         expected = [(at, shares[at]) for at in np.argsort(-shares) if shares[at]]
         assert [(row["class"], row["score"]) for row in printed] == expected
         assert {row["probability"] for row in printed} == {None}
     status, out, _ = run("cat.png", "--top", "1", "--format", "ndjson", model="nets.py:Broken")
     assert status == 0 and rows(out)[0]["score"] is None
     assert run("cat.png", "--top", "1", "--format", "csv", model="nets.py:Broken")[1].splitlines()[1].count("nan") == 2
+
+
+def test_a_model_without_classes_has_a_row_for_each_number(run: Run) -> None:
+    status, out, _ = run("cat.png", "--format", "ndjson", model="nets.py:Sizes")
+    assert [(row["class"], row["label"], row["probability"]) for row in rows(out)] == [
+        (None, "width", None),
+        (None, "height", None),
+    ]
+    with torch.no_grad():
+        net = hookscope.load_model("nets.py:Sizes", device="cpu")
+        own = net.model(net.preprocess(hookscope.open_image("cat.png"))[None])
+    assert (status, [row["score"] for row in rows(out)]) == (0, [own["width"].item(), own["height"].item()])
+    assert run("cat.png", "--target", "0", model="nets.py:Sizes")[0] == 1
 
 
 def test_random_weights_of_a_factory_are_told_first_unless_they_were_asked_for(

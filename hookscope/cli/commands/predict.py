@@ -17,8 +17,10 @@ from hookscope.columns import Column, Columns, Row
 COLUMNS = Columns(
     Column("image", help="the image, as it was named"),
     Column("class", lambda prediction: prediction.index, "number of the class"),
-    Column("label", help="name of the class, empty if unknown"),
-    Column("score", help="logit of the class, before softmax or sigmoid; of a segmentation its share of the pixels"),
+    Column(
+        "label", lambda row: row.label or row.target or None, "name of the class, or of the output; empty if unknown"
+    ),
+    Column("score", help="logit of the class, before softmax or sigmoid; or its share of the pixels; or the number"),
     Column(
         "probability",
         help="of the class, 0 to 1; tables leave it out for random weights",
@@ -41,8 +43,9 @@ class Predict(OfImages):
 
     IMAGE is a file, a folder, a glob, or - for standard input. There is a row for each class, the highest score first.
 
-    In a segmentation model, the score of a class is its share of the pixels, without a probability. Detection and
-    optical flow models have no class scores.
+    In a segmentation model, the score of a class is its share of the pixels, without a probability. An output
+    without classes, such as one number, has a row for each number. Detection and optical flow models have no class
+    scores.
     """
 
     fields_told = COLUMNS
