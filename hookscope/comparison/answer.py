@@ -216,6 +216,8 @@ def _models(facts: _AnswerFacts) -> tuple[str, str, str] | None:
     if facts.a.model == facts.b.model or not (foreign or other_weights):
         return None
     of_a = f"{paired} of {counted(paired + len(facts.only_a), 'call')} of A have a partner in B"
+    unlike = {pair.a.key for pair in facts.calls if pair.paired_by == "order"} - {INPUT, MODEL}
+    of_a += f", {len(unlike)} of them under another name" if unlike else ""
     different = f", and the parameters of {_share(facts.changed, facts.trained)} differ" if facts.changed else ""
     return "models", f"A and B are two models: {of_a}{different}. {facts.where}", ""
 

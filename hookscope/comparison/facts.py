@@ -187,12 +187,18 @@ class Agreement:
         top1: Share of images with the same best class, from 0 to 1.
         top5: Mean share of the five best classes that both sides name, from 0 to 1; of fewer classes all but one.
         changed: The images whose best class differs.
+        best: How many best classes ``top5`` counts.
     """
 
     images: int
     top1: float
     top5: float
     changed: tuple[ChangedImage, ...]
+    best: int = 5
+
+    @property
+    def best_in_words(self) -> str:
+        return "five" if self.best == 5 else str(self.best)
 
 
 @dataclass(frozen=True, slots=True, repr=False)

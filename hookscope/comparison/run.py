@@ -116,6 +116,7 @@ class AgreementSums:
     categories: Sequence[str] | None = None
     images: int = 0
     shared: float = 0.0
+    best: int = 5
     changed: list[ChangedImage] = field(default_factory=list)
     has_scores: bool = True
 
@@ -128,8 +129,8 @@ class AgreementSums:
         self.has_scores = a.shape == b.shape and len(a) == len(positions) and a.shape[1] > 1
         if not self.has_scores:
             return
-        most = min(5, a.shape[1] - 1)
-        top_a, top_b = (scores.argsort(dim=1, descending=True, stable=True)[:, :most] for scores in (a, b))
+        self.best = min(5, a.shape[1] - 1)
+        top_a, top_b = (scores.argsort(dim=1, descending=True, stable=True)[:, : self.best] for scores in (a, b))
         common = (top_a[:, :, None] == top_b[:, None]).any(2).double().mean(1)
         shares_a, shares_b = probabilities(a), probabilities(b)
         self.images += len(positions)
@@ -149,7 +150,7 @@ class AgreementSums:
         if not self.has_scores or not self.images:
             return None
         same = self.images - len(self.changed)
-        return Agreement(self.images, same / self.images, self.shared / self.images, tuple(self.changed))
+        return Agreement(self.images, same / self.images, self.shared / self.images, tuple(self.changed), self.best)
 
 
 def _best(scores: Tensor) -> list[int]:

@@ -160,6 +160,8 @@ def _sudden(evidence: InspectionEvidence) -> list[Finding]:
             times["sudden_ratio"] = 0.0  # an image of little contrast
         if not largest or evidence.totals.images < _MANY_IMAGES:
             times["sudden_variance"] = 0.0
+        if evidence.totals.images == 1 and not largest.get("sudden_profile") and now["sudden_profile"] <= 1 + _OPPOSITE:
+            times["sudden_profile"] = 0.0  # the means of one image are its own, and no earlier BatchNorm says how much
         most = max(times, key=lambda name: times[name])
         if times[most] > 1:
             finding = _sudden_finding(drift, running, now, most, times[most], largest)
@@ -200,7 +202,7 @@ def _sudden_finding(
         "sudden_channel": f"the mean of channel {channel} is off by {value:.3g} standard deviations",
         "sudden_profile": f"the means of its inputs correlate with the running means by only {1 - value:.2f}",
     }[most]
-    if before:
+    if before.get(most):  # 0 is not measured
         usual = 1 - before[most] if most == "sudden_profile" else before[most]
         text += f" (earlier BatchNorms: at {'least' if most == 'sudden_profile' else 'most'} {usual:.2g})"
     channels = (channel,) if most == "sudden_channel" else None

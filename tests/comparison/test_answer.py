@@ -158,6 +158,12 @@ CASES: dict[str, tuple[Any, ...]] = {
         "models conv1: A and B are two models: 2 of 3 calls of A have a partner in B, and the parameters of 2 of 2"
         " layers differ. A and B differ first at conv1: relative L2 0.3.",
     ),
+    "two models whose layers have other names": (
+        [pair("(input)"), pair("conv1", 0.3, parameters=0.5), pair("bn1", 0.3, parameters=0.12, paired_by="order")],
+        {"b": side(model="other"), "unpaired_a": [Call("fc", "Linear", 0, None)]},
+        "models conv1: A and B are two models: 2 of 3 calls of A have a partner in B, 1 of them under another name, and"
+        " the parameters of 2 of 2 layers differ. A and B differ first at conv1: relative L2 0.3.",
+    ),
     "buffers of BatchNorm": (
         [pair("(input)"), pair("bn1", 0.3, parameters=0.0, buffers=0.2)],
         "buffers bn1: The buffers of bn1, such as its running mean and variance, differ by 0.2; its parameters do not.",

@@ -419,7 +419,8 @@ def _most(outcome: comparison.Comparison) -> str:
 def _agreement(agreement: comparison.Agreement) -> str:
     same = agreement.images - len(agreement.changed)
     text = f"top-1 is the same for {same:,} of {counted(agreement.images, 'image')}"
-    text += f", and {percent(agreement.top5)} of the five best classes are shared"
+    if agreement.best > 1:  # of two classes top-1 says it all
+        text += f", and {percent(agreement.top5)} of the {agreement.best_in_words} best classes are shared"
     changed = [
         f"{image.name} ({image.class_a} {percent(image.probability_a)} in A,"
         f" {image.class_b} {percent(image.probability_b)} in B)"
