@@ -258,6 +258,7 @@ class MadeSource(ModelSource):
         if net is None:
             torch.default_generator.manual_seed(seed)  # a failed attempt may have drawn numbers
             self.label = random_label(seed)
+            self.checkpoint = weights.text if weights.kind is WeightsKind.FILE else ""
             net = self.make(pretrained=False)
             assert net is not None
         if weights.kind is WeightsKind.FILE:
@@ -338,12 +339,12 @@ class PythonSource(MadeSource):
 
     @classmethod
     def matches(cls, text: str) -> bool:
-        return ":" in text or text.endswith(".py") or _is_module_name(text)
+        return ":" in text or text.endswith(".py") or (_is_module_name(text) and not os.path.isfile(text))
 
     def make(self, pretrained: bool) -> nn.Module:
         from hookscope.models.factories import build
 
-        self._factory, net, self._declared, self._again = build(self.text)
+        self._factory, net, self._declared, self._again = build(self.text, self.checkpoint)
         if self.text == self._factory.source:
             taken = f"{self.text}:{self._factory.name}"
             self.notes.append(f"{self.text} has one factory: {taken} is taken")

@@ -421,7 +421,16 @@ def test_the_installed_package(name: str, tmp_path: Path) -> None:
             load_model(f"ultralytics:{name}", weights=tmp_path / "three.pt")
 
 
-def test_a_file_that_is_no_model_says_where_weights_and_torchscript_go(tmp_path: Path) -> None:
+def test_a_file_that_is_no_model_says_where_weights_and_torchscript_go(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "net.pth").write_bytes(b"weights")
     with pytest.raises(ModelError, match=r"net.pth. is not a model; weights .*; give a checkpoint with weights=FILE"):
         find_source(str(tmp_path / "net.pth"))
+    monkeypatch.chdir(tmp_path)  # beside net.py, `net.pth` reads as a module in a package
+    (tmp_path / "net.py").write_text("import torch\ndef make(classes, width=8): return torch.nn.Linear(width, classes)")
+    with pytest.raises(ModelError, match=r"^'net.pth' is not a model; weights need their architecture"):
+        find_source("net.pth")
+    torch.save({"state_dict": {}, "hyper_parameters": {"classes": 4, "width": 6, "lr": 0.1}}, "net.ckpt")
+    with pytest.raises(ModelError, match=r'write "net.py:make\(classes=4, width=6\)"'):
+        load_model("net.py", weights="net.ckpt")
