@@ -192,7 +192,8 @@ def _unknown_option(option: str, context: click.Context) -> str:
     options = options_by_name(context.command)
     if "threshold" in options and word in dict(threshold_rows()):
         return f"{asked} VALUE is now `--threshold {word}=VALUE`"
-    near = near_misses(word, [*options, "help"], 1)
+    other = {"class": "target", "label": "target", "k": "top", "n": "top"}.get(word)  # as other programs call it
+    near = [other] if other in options else near_misses(word, [*options, "help"], 1)
     return f"{context.command_path} has no option {option}" + (f"; nearest: --{near[0]}" if near else "")
 
 

@@ -196,10 +196,6 @@ class Agreement:
     changed: tuple[ChangedImage, ...]
     best: int = 5
 
-    @property
-    def best_in_words(self) -> str:
-        return "five" if self.best == 5 else str(self.best)
-
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Answer(Shown):

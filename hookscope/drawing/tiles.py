@@ -70,7 +70,7 @@ class ChannelChoice:
 
     @classmethod
     def parse(cls, text: Any) -> ChannelChoice:
-        """Read ``all``, ``0-63,100``, ``top:16`` (by mean |value|), ``top:16:max|std|mean`` or a list of numbers."""
+        """Read ``all``, ``0-63,100``, ``0:64`` (without 64), ``top:16:max|std|mean|abs`` or a list of numbers."""
         if not isinstance(text, str):
             return cls(numbers=tuple((channel, channel) for channel in channel_numbers(text)))
         if text.strip() == "all":
@@ -80,10 +80,11 @@ class ChannelChoice:
             return cls(top=int(top[1]), measure=top[2] or "abs")
         pairs = []
         for part in text.split(","):
-            span = re.fullmatch(r"\s*(\d+)\s*(?:-\s*(\d+)\s*)?", part)
-            if span is None or int(span[2] or span[1]) < int(span[1]):
+            span = re.fullmatch(r"\s*(\d+)\s*(?:([-:])\s*(\d+)\s*)?", part)
+            last = int(span[3] or span[1]) - (span[2] == ":") if span else -1
+            if span is None or last < int(span[1]):
                 raise SelectionError(f"bad channels '{text}'", do="write all, 0-63,100, top:16 or top:16:max|std|mean")
-            pairs.append((int(span[1]), int(span[2] or span[1])))
+            pairs.append((int(span[1]), last))
         return cls(numbers=tuple(pairs))
 
     def for_shape(self, count: int, single: bool, named: bool = False) -> ChannelChoice:

@@ -95,10 +95,7 @@ def random_tensors(model: nn.Module, again: Callable[[], nn.Module], seed: int) 
 
 
 def build(text: str, checkpoint: str = "") -> tuple[FactoryText, nn.Module, dict[str, Any], Callable[[], nn.Module]]:
-    """The factory that a MODEL text names, what it returned, what its file declares, and what calls it again.
-
-    An error about missing arguments gives those that the ``checkpoint`` holds.
-    """
+    """The factory that a MODEL text names, what it returned, what its file declares, and what calls it again."""
     factory, spec = FactoryText.parse(text), text
     with _importable(factory.source):
         module = _import_source(factory.source, text)
@@ -185,7 +182,7 @@ def _called(factory: Any, text: FactoryText, spec: str, checkpoint: str) -> nn.M
 
 
 def _check_arguments(factory: Any, text: FactoryText, spec: str, checkpoint: str) -> None:
-    """Refuse arguments that ``factory`` does not take; the error shows its signature and an example."""
+    """Refuse arguments that ``factory`` does not take; the error shows an example, as ``checkpoint`` says."""
     try:
         signature = inspect.signature(factory)
     except (TypeError, ValueError):

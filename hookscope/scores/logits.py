@@ -26,7 +26,6 @@ _COARSEST = 8  # pixels of the input for each position; coarser maps are feature
 _SEEN = 0.02  # of the best probability
 _ROUNDING = 5e-3  # of a sum of probabilities in half precision
 _LOGITS = ("out", "logits")  # as torchvision and transformers call them
-_MASKS = ("masks", "mask")
 _MOST_NUMBERS = 16  # an output of more values is not a list that a person reads
 _EMBEDDINGS = ("image_embeds", "pooler_output")
 _SCORES, _FEATURES = re.compile("logit|score|class|prob|pred|label"), re.compile("embed|feat|hidden|pool|proj|latent")
@@ -102,8 +101,7 @@ def class_scores(output: Any, what: str = "the model") -> Tensor:
     They are logits ``(N, K)``, alone or in a container, or the mean over all positions of a segmentation model's logits
     ``(N, K, H, W)``, which a mapping holds under ``out``, ``logits``, ``masks`` or ``mask``. Of a model that ends in a
     softmax or a sigmoid they are the values before it, as far as `output_of` ran it, and an `OutputNote` says so, as it
-    does of the choice among several outputs. Other outputs (boxes, flow, embeddings) raise a ModelError, which calls
-    the model ``what``.
+    does of the choice among several outputs. Other outputs (boxes, flow, embeddings) raise a ModelError on ``what``.
     """
     notes: list[str] = []
     is_detector = gives_boxes(output)
@@ -160,7 +158,9 @@ def _first(output: Any, notes: list[str]) -> Tensor | None:
     if is_a_list_of_records(output):
         return None
     tensors = tensors_in(output)
-    masks = [name for name in _MASKS if name in tensors and tensors[name].dim() == 4 and not gives_boxes(output)]
+    masks = [
+        name for name in ("masks", "mask") if name in tensors and tensors[name].dim() == 4 and not gives_boxes(output)
+    ]
     logits = next((tensors[name] for name in (*_LOGITS, *masks) if name in tensors), None)
     if logits is None:
         logits = None if embeddings(output) else _most_like_scores(tensors, notes)

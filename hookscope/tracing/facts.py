@@ -76,7 +76,7 @@ LAYER_CALLS = Columns(
     Column("input_shape", need=2),
     Column("output_shape", need=7),
     Column("params", None, "parameters of the layer", 5),
-    Column("macs", None, "multiply-accumulates: half of the FLOPs that torch counts, and the bias of convolutions", 6),
+    Column("macs", None, "multiply-accumulates: half of torch's FLOPs, and the bias of convolutions", 6, "unknown"),
     Column("receptive_field", None, "pixels of the input that a unit of the output depends on: height x width", 3),
     Column("stride", None, "distance between two units, in pixels of the input", 1),
     Column(

@@ -194,7 +194,7 @@ def test_nothing_to_draw() -> None:
 
 @pytest.mark.parametrize(
     ("text", "channels"),
-    [("0-2,7", [0, 1, 2, 7]), ("7, 0 - 2,1", [7, 0, 1, 2]), ("8-99999999999", [8, 9])],
+    [("0-2,7", [0, 1, 2, 7]), ("7, 0 - 2,1", [7, 0, 1, 2]), ("8-99999999999", [8, 9]), ("0:2,5", [0, 1, 5])],
 )
 def test_channels_by_number(text: str, channels: list[int]) -> None:
     values = torch.zeros(10, 1, 1)
@@ -223,7 +223,7 @@ def test_channels_by_strength(text: str, channels: list[int]) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "a", "3-1", "-1", "1,,2", "top:0", "top:", "top:3:median", "top:-1", "0:3", "1.5"]
+    "text", ["", "a", "3-1", "-1", "1,,2", "top:0", "top:", "top:3:median", "top:-1", "3:3", "1.5"]
 )
 def test_texts_that_are_no_channels(text: str) -> None:
     with pytest.raises(SelectionError, match="bad channels"):

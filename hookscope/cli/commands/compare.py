@@ -420,7 +420,8 @@ def _agreement(agreement: comparison.Agreement) -> str:
     same = agreement.images - len(agreement.changed)
     text = f"top-1 is the same for {same:,} of {counted(agreement.images, 'image')}"
     if agreement.best > 1:  # of two classes top-1 says it all
-        text += f", and {percent(agreement.top5)} of the {agreement.best_in_words} best classes are shared"
+        best = "five" if agreement.best == 5 else agreement.best
+        text += f", and {percent(agreement.top5)} of the {best} best classes are shared"
     changed = [
         f"{image.name} ({image.class_a} {percent(image.probability_a)} in A,"
         f" {image.class_b} {percent(image.probability_b)} in B)"

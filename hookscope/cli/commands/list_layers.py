@@ -60,10 +60,11 @@ class ListLayers(RowCommand):
             types = types or ("all",)
         totals = tracing.totals_of_type(trace, types or None, ops)
         shown = types or (("all",) if ops else usual)
+        uncounted = {} if totals.macs or not totals.params else {"macs": None, "type_macs": None}  # see _lines
         if self.total:
-            row = tracing.LAYER_TOTALS.row(totals, model=self.model, input_size=size, type="/".join(shown))
-            return self.print(Report([Section([row], tracing.LAYER_TOTALS)]))
-        rows = tracing.LAYER_CALLS.rows(tracing.rows_of_type(trace, types or None, ops))
+            about = {"model": self.model, "input_size": size, "type": "/".join(shown), **uncounted}
+            return self.print(Report([Section([tracing.LAYER_TOTALS.row(totals, **about)], tracing.LAYER_TOTALS)]))
+        rows = tracing.LAYER_CALLS.rows(tracing.rows_of_type(trace, types or None, ops), **uncounted)
         lines = _lines(totals, shown, f"{self.model} at {'x'.join(map(str, size))}")
         lines[-1] += " (by a real pass)" if trace.real else ""
         if types not in ((), usual) and not ops:
