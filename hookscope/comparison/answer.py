@@ -239,8 +239,8 @@ def _parameters(facts: _AnswerFacts) -> tuple[str, str, str] | None:
         return what, f"{place} {'differ' if ' and ' in place else 'differs'} {by}{more}", ""
     if what == "buffers":
         advice = "Check whether training went on after one of them was saved, or a BatchNorm was folded."
-        others = {pair.a.name for pair in facts.calls if facts.is_changed(pair.buffers)} - {first.a.name}
-        more = f" (and {len(others)} more)" if others else ""
+        alike = {pair.a.name for pair in facts.calls if facts.is_changed(pair.buffers)} - {first.a.name}
+        more = f" (and {len(alike)} more)" if alike else ""
         name = f"The buffers of {_name(first)}{more}, such as its running mean and variance"
         return what, f"{name}, differ {by}; its parameters do not", advice
     share = f"the parameters of {_share(facts.changed, facts.trained)} differ, first in {_name(first)} {by}"

@@ -168,6 +168,11 @@ CASES: dict[str, tuple[Any, ...]] = {
         [pair("(input)"), pair("bn1", 0.3, parameters=0.0, buffers=0.2)],
         "buffers bn1: The buffers of bn1, such as its running mean and variance, differ by 0.2; its parameters do not.",
     ),
+    "buffers of several BatchNorms": (
+        [pair("bn1", 0.3, parameters=0.0, buffers=0.2), pair("bn2", 0.3, parameters=0.0, buffers=0.4)],
+        "buffers bn1: The buffers of bn1 (and 1 more), such as its running mean and variance, differ by 0.2; its"
+        " parameters do not.",
+    ),
     "precision": (
         [
             pair("(input)", 0.0017),
