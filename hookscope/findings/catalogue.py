@@ -38,7 +38,9 @@ _error(
             " or half precision without loss scaling.",
         ),
         "operation unknown": Case(
-            "", f"{_START} To name the operation, run ‹Monitor(stop_on='non-finite')|watch --stop-on non-finite›."
+            "",
+            f"{_START} To name the operation, run"
+            " ‹Monitor(stop_on='non-finite')|hookscope watch --stop-on non-finite -- SCRIPT›.",
         ),
         "contained": _as_note(
             "These Inf reach neither the loss nor a gradient.",
@@ -640,7 +642,10 @@ _warning(
     "Train on one batch until its loss is near 0: if that fails, look at the loss, the labels and the learning rate.",
     Threshold("flat_loss", 0.02, "chosen: fall over the first loss"),
     Threshold("flat_after", 40, "chosen: in fewer steps little can be learned"),
-    cases={"chance": Case("The model has not learned: it guesses.")},
+    cases={
+        "chance": Case("The model has not learned: it guesses."),
+        "rate": Case("Steps this large overwrite what a layer learned.", "Lower the learning rate, or warm it up."),
+    },
 )
 _error(
     "probabilities-as-logits",
