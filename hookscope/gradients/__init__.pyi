@@ -1,4 +1,4 @@
-from .anomaly import made_by as made_by
+from .anomaly import made_by as made_by, operation_of_node as operation_of_node
 from .autograd_flow import refuse_reentrant_checkpoints as refuse_reentrant_checkpoints
 from .backward_pass import (
     GRADIENTS as GRADIENTS,

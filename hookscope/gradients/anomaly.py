@@ -154,17 +154,17 @@ def made_by(tensor: Tensor) -> str:
     for _ in range(_MOST_NODES):
         if node is None or _is_leaf_node(node):
             return name
-        name, last = _operation_of_node(node.name()), node
+        name, last = operation_of_node(node.name()), node
         node = _non_finite_parent(node, name, is_nan)
         if node is None and name in _NO_NAN | _MOVES:  # one of several parents brought it: the nearest that made it
             behind = islice(graph_nodes([last]), 1, _MOST_BEHIND)
-            return next((_operation_of_node(parent.name()) for parent in behind if _makes_non_finite(parent)), name)
+            return next((operation_of_node(parent.name()) for parent in behind if _makes_non_finite(parent)), name)
     return name
 
 
 def _makes_non_finite(node: Any) -> bool:
     """Whether the operation makes NaN or Inf when it runs again on its saved finite arguments."""
-    function = _REPEATABLE.get(_operation_of_node(node.name()))
+    function = _REPEATABLE.get(operation_of_node(node.name()))
     if function is None:
         return False
     saved = [_saved(node, name) for name in ("_saved_self", "_saved_other", "_saved_exponent")]
@@ -201,7 +201,7 @@ def _saved(node: Any, name: str) -> Any:
         return None
 
 
-def _operation_of_node(node: str) -> str:
+def operation_of_node(node: str) -> str:
     """``native_batch_norm`` of ``NativeBatchNormBackward0``, ``copy_slices`` of ``torch::autograd::CopySlices``."""
     plain = re.sub(r"Backward\d*$", "", node.rpartition("::")[2])
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", plain).lower() or node

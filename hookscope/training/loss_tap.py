@@ -36,6 +36,11 @@ def are_tensors_fake() -> bool:
     return torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None
 
 
+def is_backward_compiled() -> bool:
+    """Whether backward passes are compiled, and hooks in them too."""
+    return getattr(sys.modules.get("torch._dynamo.compiled_autograd"), "compiled_autograd_enabled", False) is True
+
+
 def outside_modes() -> AbstractContextManager[Any]:
     """A block in which no ``TorchFunctionMode`` and no ``TorchDispatchMode`` of the script sees what is called."""
     return _outside_all() if torch._C._len_torch_dispatch_stack() else torch._C.DisableTorchFunction()
@@ -169,10 +174,9 @@ class LossTap(Tap):
         return original(*args, **kwargs)
 
     def _call_when_done(self, root: Tensor) -> None:
-        autograd = sys.modules.get("torch._dynamo.compiled_autograd")  # it compiles hooks too
         if not root.requires_grad or torch._C._current_graph_task_id() != -1:
             return
-        if not getattr(autograd, "compiled_autograd_enabled", False):
+        if not is_backward_compiled():
             self._waits_for_end = True
             queue = torch.autograd.Variable._execution_engine.queue_callback
             hook_tensor(root, lambda gradient: queue(self._end))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, NoReturn
 
 import torch
@@ -11,7 +12,8 @@ from torch.optim import Optimizer
 
 from hookscope import gradients  # loaded at the first NaN: it imports torchvision, which a script may not want
 from hookscope.errors import NonFiniteError
-from hookscope.hooks import call_key, is_leaf
+from hookscope.hooks import HookHandles, call_key, graph_nodes, is_leaf
+from hookscope.training.loss_tap import is_backward_compiled, outside_modes
 from hookscope.training.optimizers import Optimizers, TrackedOptimizer
 from hookscope.training.output import RunProgress, WatcherOutput
 from hookscope.training.reductions import is_finite, values_of
@@ -19,7 +21,7 @@ from hookscope.training.tracker import Layer, Pass, TrackedModel, own_parameters
 
 _LOWER = "lower the learning rate, clip the gradients or look at the data of this step"
 _ALL_FINITE = "the loss and all outputs are finite"
-_ANOMALY = "torch.autograd.set_detect_anomaly(True) names the operation"
+_CHANGED = "look at what changes the gradients before the step"
 
 
 class StopRule:
@@ -27,6 +29,8 @@ class StopRule:
 
     def __init__(self, run: RunProgress, output: WatcherOutput, optimizers: Optimizers) -> None:
         self._run, self._output, self._optimizers = run, output, optimizers
+        self._nodes = HookHandles()
+        self._origins: list[str] = []  # of each backward pass since the last step: what made NaN or Inf in it first
 
     def raise_again(self) -> None:
         """Raise the error once more, if a script has caught it and goes on."""
@@ -75,6 +79,18 @@ class StopRule:
         if bad:
             operation = gradients.made_by(bad[0])
             self._stop(f"the loss is {_nan_or_inf(bad)}", operation, *_cause(operation))
+        self.after_backward()  # the pass before may have ended with an exception
+        self._origins.append("")
+        for node in graph_nodes(() if is_backward_compiled() else (root.grad_fn for root in roots)):
+            self._nodes.node(node, partial(self._after_node, node.name()))
+
+    def _after_node(self, name: str, made: Any, given: Any) -> None:
+        with torch.no_grad(), outside_modes():
+            if not self._origins[-1] and _not_finite(made) and not _not_finite(given):
+                self._origins[-1] = gradients.operation_of_node(name)
+
+    def after_backward(self) -> None:
+        self._nodes.close()
 
     def before_step(
         self, tracked: TrackedOptimizer, optimizer: Optimizer, models: Sequence[TrackedModel], order: Mapping[int, int]
@@ -83,10 +99,16 @@ class StopRule:
         # with `found_inf`, a GradScaler leaves it to the optimizer to skip steps with gradients that are not finite
         if getattr(optimizer, "found_inf", None) is not None:
             return
+        origins, self._origins = self._origins, []
+        operation = next(filter(None, reversed(origins)), "")
         for name, layer, parameter in _from_the_loss_on(tracked, models, order):
             if parameter.grad is not None and not is_finite(parameter.grad):
-                where, why = f"{_nan_or_inf([parameter.grad])} in the gradient of {name}", _ALL_FINITE
-                self._stop(where, "backward", why, _ANOMALY, name.rpartition(".")[0] if layer is None else layer.name)
+                where, why, do = f"{_nan_or_inf([parameter.grad])} in the gradient of {name}", _ALL_FINITE, _CHANGED
+                if operation:
+                    why = f"{why}; made by the backward pass of {operation}"
+                    do = f"keep the input of {operation} where its slope is finite, such as away from 0"
+                place = name.rpartition(".")[0] if layer is None else layer.name
+                self._stop(where, operation or "backward", why, do, place)
 
     def _stop(self, where: str, operation: str, why: str, do: str, layer: str = "", call: int = 0) -> NoReturn:
         """Raise the error; operations are types of layers, functions, ``weight of NAME``, ``input`` or ``backward``."""

@@ -240,6 +240,8 @@ class TrainingWatcher:
 
     @_guarded
     def _after_backward(self) -> None:
+        if self._stop is not None:
+            self._stop.after_backward()
         if self._samples:
             with torch.no_grad():
                 self._facts.after_backward()
