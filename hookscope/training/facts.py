@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -62,6 +62,7 @@ class StepFacts:
         self.trained: set[TrackedModel] = set()  # with layers that compute something else in eval mode
         self._has_loss_function, self._validation = False, dict[str, Any]()
         self._measured, self._measured_before, self._measured_by = 0, 0, ""  # see `without_gradients`
+        self._measured_input: Callable[[], Tensor | None] = lambda: None
         self._stale: dict[int, set[int]] = {}
         self._reported = 0
         self._copies: list[tuple[weakref.ref[Tensor], Tensor]] = []
@@ -110,19 +111,25 @@ class StepFacts:
             batches = facts.batches.setdefault(number, {})
             batches[layer.name] = min(batch, batches.get(layer.name, batch))
 
-    def without_gradients(self, module: nn.Module, is_between: bool) -> None:
-        """A module has returned under no_grad; ``is_between`` a step and the next training pass it may validate."""
+    def without_gradients(self, module: nn.Module, args: tuple[Any, ...], is_between: bool) -> None:
+        """A module has returned under no_grad; ``is_between`` a step and the next training pass it may validate.
+
+        It does not where the script runs its model in eval mode too, nor where it repeats an input, as MC dropout does.
+        """
         self._now().no_grad[id(module)] = weakref.ref(module)
         step, is_model = self._run.steps, any(model.module() is module for model in self.trained)
         if is_between and self._measured == step and isinstance(module, nn.modules.loss._Loss):
             self._measured_by = type(module).__name__
         if not is_between or not is_model:
             return
-        in_train_mode = any(part.training and _differs_in_eval(part) for part in module.modules())
-        if in_train_mode and self._measured < step:
+        in_train_mode = module.training and any(p.training and _differs_in_eval(p) for p in module.modules())
+        value = args[0] if args else None
+        repeats = self._measured == step and value is not None and self._measured_input() is value
+        if self._measured < step:
             self._validated()
             self._measured, self._measured_before, self._measured_by = step, self._measured, ""
-        elif self._measured == step and not in_train_mode:  # this is the validation; BatchNorm was calibrated before
+        self._measured_input = weakref.ref(value) if isinstance(value, torch.Tensor) else lambda: None
+        if repeats or not in_train_mode:  # a pass in eval mode is the validation; BatchNorm may have been calibrated
             self._measured_before = step
 
     def _validated(self) -> dict[str, Any]:

@@ -204,7 +204,7 @@ class TrainingWatcher:
     def _after(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         if not self._is_watched_pass() or is_compiled_wrapper(module):
             if not torch.is_grad_enabled() and torch._C._current_graph_task_id() == -1:
-                self._facts.without_gradients(module, self._awaits_training)
+                self._facts.without_gradients(module, args, self._awaits_training)
             return
         left = self._models.leave(module)
         with torch.no_grad():

@@ -142,6 +142,25 @@ def calibrated() -> nn.Module:
 
 
 @script
+def labelled_each_epoch() -> nn.Module:
+    """The model labels data in train mode before each epoch, is validated after it, and runs with dropout 4 times."""
+    net = nn.Sequential(nn.Conv2d(3, 16, 3, 2, 1), nn.ReLU(), nn.Flatten(), nn.Dropout(0.1))
+    net.append(nn.Linear(16 * 64, CLASSES))
+    optimizer, data = Adam(net.parameters(), 1e-3), list(batches(20, 16))
+    for epoch in range(5):
+        net.train()
+        with torch.no_grad():
+            labels = [net(x).argmax(1) for x, _ in data[:2]] if epoch else []
+        train(net, optimizer, [*data[2:], *((x, y) for (x, _), y in zip(data, labels, strict=False))])
+        if epoch < 3:
+            net.eval()
+            net[3].train()
+        with torch.no_grad():
+            torch.stack([net(data[0][0]).softmax(1) for _ in range(4)]).std(0)
+    return net
+
+
+@script
 def pseudo_labels() -> nn.Module:
     """After some steps the model labels a batch itself before each step; and it collects a batch as an agent would."""
     net = nn.Sequential(
