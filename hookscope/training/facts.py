@@ -61,7 +61,7 @@ class StepFacts:
         self._with_input: Pass | None = None
         self.trained: set[TrackedModel] = set()  # with layers that compute something else in eval mode
         self._has_loss_function, self._validation = False, dict[str, Any]()
-        self._measured, self._measured_before, self._measured_by = 0, 0, ""  # see `without_gradients`
+        self._measured, self._measured_before, self._measured_by, self._evaluated = 0, 0, "", 0  # see `without_gradients`
         self._measured_input: Callable[[], Tensor | None] = lambda: None
         self._stale: dict[int, set[int]] = {}
         self._reported = 0
@@ -125,12 +125,14 @@ class StepFacts:
         in_train_mode = module.training and any(p.training and _differs_in_eval(p) for p in module.modules())
         value = args[0] if args else None
         repeats = self._measured == step and value is not None and self._measured_input() is value
-        if self._measured < step:
+        if in_train_mode and self._measured < step:
             self._validated()
             self._measured, self._measured_before, self._measured_by = step, self._measured, ""
         self._measured_input = weakref.ref(value) if isinstance(value, torch.Tensor) else lambda: None
-        if repeats or not in_train_mode:  # a pass in eval mode is the validation; BatchNorm may have been calibrated
-            self._measured_before = step
+        if not in_train_mode:  # this is the validation; BatchNorm may have been calibrated before
+            self._evaluated = step
+        if repeats or self._measured == self._evaluated:
+            self._measured_before = self._measured
 
     def _validated(self) -> dict[str, Any]:
         """The latest passes of a model between two steps that look like a validation in train mode."""
