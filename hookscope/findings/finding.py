@@ -182,7 +182,8 @@ def verdict(findings: Sequence[Finding], judged: str = "") -> str:
     """
     counts = severity_counts(findings)
     if not numbers_by_severity(findings).keys() - {"note"}:
-        return "no errors and no warnings" + (f", {counts}" if counts else "") + (judged and f" {judged}")
+        kinds = listed(list(dict.fromkeys(finding.finding for finding in ranked(findings))), 3)
+        return "no errors and no warnings" + (f", {counts} ({kinds})" if counts else "") + (judged and f" {judged}")
     first = ranked(findings)[0]
     return f"{counts}: look first at {f'{first.layer} ({first.finding})' if first.layer else first.finding}"
 

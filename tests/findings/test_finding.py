@@ -73,7 +73,7 @@ def test_only_many_findings_of_one_kind_severity_and_meaning_become_one() -> Non
     ("findings", "text"),
     [
         ([], "no errors and no warnings"),
-        ([finding("a", "note")], "no errors and no warnings, 1 note"),
+        ([finding("a", "note")], "no errors and no warnings, 1 note (saturated)"),
         ([finding("", name="few-images")], "1 warning: look first at few-images"),
         ([finding("a"), finding("b", "error"), finding("c")], "1 error, 2 warnings: look first at b (saturated)"),
     ],

@@ -20,6 +20,7 @@ from hookscope.cli.shared import options as shared
 from hookscope.cli.shared.output_paths import write_html, write_plot
 from hookscope.columns import Column, Columns
 from hookscope.errors import InputError, near_misses
+from hookscope.findings import verdict
 
 COLUMNS = Columns(
     Column("step"),
@@ -79,7 +80,9 @@ class ShowRun(RowCommand):
         rows = [{name: value for name, value in row.items() if name in COLUMNS.flat} for row in every]
         about = {"run": _run_row(run), "layers": training.last_rows(run)}
         section = Section(rows, COLUMNS, needs_rows=True)
-        self.print(Report([section], findings, about, lines, judged=training.judged(run)))
+        judged = training.judged(run)
+        note = f"Note: {verdict(findings, judged)}"
+        self.print(Report([section], findings, about, lines, flat_note=note, judged=judged))
 
 
 def _near(log: str) -> str:
