@@ -481,6 +481,10 @@ _note(
     ),
     cases={
         "many": _as_warning(advice="Look for weights that were copied or set to one value."),
+        "equal": _as_error(
+            "Equal filters get equal gradients and stay equal: the layer works as one filter.",
+            "Initialise its weights at random, such as with nn.init.kaiming_normal_.",
+        ),
         "alike": _as_warning(
             "Nearly all filters detect the same thing.", "Look for weights that were averaged or reset."
         ),
@@ -980,7 +984,7 @@ _ORDER = {
     " duplicate-filters collapsed-variance never-updated",
     "training": "no-step not-optimized loss-scale gradients-accumulate probabilities-as-logits loss-input"
     " loss-maximized input-constant target-constant input-scale optimizer-settings learning-rate-vanishes eval-mode"
-    " batchnorm-small-batch non-finite loss-flat loss-rises loss-spike dead-layer dead-channels constant-output"
+    " batchnorm-small-batch duplicate-filters non-finite loss-flat loss-rises loss-spike dead-layer dead-channels constant-output"
     " exploding-activations vanishing-activations saturated exploding-gradient vanishing-gradient no-gradient no-update"
     " update-too-large update-too-small batchnorm-drift frozen few-samples watcher-failed",
     "inspection": "random-weights left-range input-mismatch probabilities-as-scores random-output initial-weights"

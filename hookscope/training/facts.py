@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import SyncBatchNorm, _BatchNorm
+from torch.nn.modules.conv import _ConvNd
 from torch.nn.modules.dropout import _DropoutNd
 from torch.optim import Optimizer
 
@@ -29,6 +30,7 @@ _SMALLEST = 16  # gradients that are measured after a backward pass: to see whet
 _REPORTS = (10, 100, 1000, 10_000, 100_000)  # backward passes without a step after which a line is written
 _MOST_SEARCHES = 3  # for the same parameters: a script may make their optimizer later
 _RARE = 4  # steps around a validation; passes without gradients that come more often are part of the training
+_EQUAL = 1e-5  # of the largest weight: filters that differ by less differ by rounding alone
 _STOCHASTIC = ("StochasticDepth", "DropPath")
 _EXTREMES = {"min": torch.minimum, "max": torch.maximum, "spread": torch.maximum}  # over the passes of a step
 
@@ -64,6 +66,7 @@ class StepFacts:
         self._measured, self._measured_before, self._measured_by, self._evaluated = 0, 0, "", 0  # see `without_gradients`
         self._measured_input: Callable[[], Tensor | None] = lambda: None
         self._stale: dict[int, set[int]] = {}
+        self._equal: dict[int, set[str]] = {}
         self._reported = 0
         self._copies: list[tuple[weakref.ref[Tensor], Tensor]] = []
         self._searches: dict[frozenset[int], int] = {}
@@ -274,6 +277,7 @@ class StepFacts:
             **self._tap.clipping,
             **self._scaling(),
             **self._validated(),
+            **self._equal_filters(step),
             **({} if isinstance(tracked, BackwardSteps) else _settings(tracked.optimizer())),
             **self._of_passes(begun, [model.number for model in models], latest.loss if latest else {}),
         }
@@ -365,6 +369,22 @@ class StepFacts:
             "waiting": len(free) - len(lost),
             "waiting_optimizers": held_by_waiting,
         }
+
+    def _equal_filters(self, step: OptimizerStep) -> dict[str, Any]:
+        """The layers whose filters have been equal, and not 0, after each sampled step up to this one."""
+        known, sizes = self._equal.get(step.optimizer.number), dict[str, tuple[Tensor, Tensor]]()
+        for layer, module, own in (entry for model in step.models for entry in model.with_parameters()):
+            weight = own.get("weight")
+            is_plain = isinstance(module, (nn.Linear, _ConvNd)) and getattr(module, "groups", 1) == 1
+            if weight is None or not is_plain or getattr(module, "transposed", False) or not weight.requires_grad:
+                continue
+            values = local(weight.detach())
+            if (known is None or layer.name in known) and len(values) > 1 and values.numel() and not values.is_meta:
+                sizes[layer.name] = (values - values[:1]).abs().amax(), values.abs().amax()
+        scalars = FetchedScalars(size for pair in sizes.values() for size in pair)
+        names = [name for name, (spread, size) in sizes.items() if scalars[spread] < _EQUAL * scalars[size]]
+        self._equal[step.optimizer.number] = set(names)
+        return {"equal_filters": names[:_MOST_NAMES], "equal_filter_layers": len(names)} if names else {}
 
     def _scaling(self) -> dict[str, Any]:
         scale = self._tap.scale()

@@ -134,6 +134,12 @@ def with_new_weights(net: nn.Module) -> None:
             layer.weight = nn.Parameter(nn.init.kaiming_normal_(layer.weight.detach().clone()))
 
 
+def with_equal_weights(net: nn.Module) -> nn.Module:
+    for parameter in net.parameters():
+        nn.init.constant_(parameter, 0.02)
+    return net
+
+
 def with_zeroed_weights(net: nn.Module) -> None:
     for parameter in net.parameters():
         nn.init.zeros_(parameter)
@@ -187,6 +193,7 @@ PLAIN: dict[str, dict[str, Callable[[], None]]] = {
             with_validation, in_eval_mode=False, measure=lambda logits, labels: logits.argmax(1) == labels
         ),
     },
+    "duplicate-filters": {"weights_of_one_value": plain(lambda: with_equal_weights(perceptron()), sgd(0.05))},
     "input-scale": {
         "inputs_up_to_255": plain(perceptron, sgd(0.01), lambda x, y: ((x * 60 + 128).clamp(0, 255).round(), y)),
         "divided_by_255_twice": plain(perceptron, sgd(0.1), lambda x, y: (as_picture(x) / 255, y)),

@@ -301,6 +301,16 @@ def _input_scale(now: History) -> Evidence | None:
 # Modes and settings
 
 
+@Cause(CATALOGUE["duplicate-filters"], explains=("loss-flat",))
+def _equal_filters(now: History) -> Evidence | None:
+    names, count = tuple(now["equal_filters"] or ()), now["equal_filter_layers"] or 0
+    if not count:
+        return None
+    more = counted(count - 1, "more layer")
+    words = f"all filters of '{names[0]}' are equal after the step" + (f", as in {more}" if count > 1 else "")
+    return Evidence(words, "equal", names, {"layers": count})
+
+
 @Cause(CATALOGUE["eval-mode"], 2)
 def _eval_mode(now: History) -> Evidence | None:
     count, layers = now["eval_modes"] or 0, tuple(now["eval_layers"] or ())
