@@ -615,7 +615,13 @@ _warning(
     Threshold("large_input", 10.0, "chosen: root mean square; normalised data have 1, images of 0 to 255 about 130"),
     Threshold("odd_input", 2.5, "root mean square of images that were normalised twice: 3 to 5"),
     Threshold("small_input", 0.01, "root mean square of images that were divided by 255 twice: 0.002"),
-    cases={"odd": _as_note("", "Check whether data are normalised twice, or not at all, or changed in place.")},
+    cases={
+        "odd": _as_note("", "Check whether data are normalised twice, or not at all, or changed in place."),
+        "drifts": _as_note(
+            "The scale of the input changes while the model learns.",
+            "Look for a transform or a normalisation that depends on the step, or for data that are changed in place.",
+        ),
+    },
 )
 _warning(
     "input-constant",
@@ -984,9 +990,9 @@ _ORDER = {
     " duplicate-filters collapsed-variance never-updated",
     "training": "no-step not-optimized loss-scale gradients-accumulate probabilities-as-logits loss-input"
     " loss-maximized input-constant target-constant input-scale optimizer-settings learning-rate-vanishes eval-mode"
-    " batchnorm-small-batch duplicate-filters non-finite loss-flat loss-rises loss-spike dead-layer dead-channels constant-output"
-    " exploding-activations vanishing-activations saturated exploding-gradient vanishing-gradient no-gradient no-update"
-    " update-too-large update-too-small batchnorm-drift frozen few-samples watcher-failed",
+    " batchnorm-small-batch duplicate-filters non-finite loss-flat loss-rises loss-spike dead-layer dead-channels"
+    " constant-output exploding-activations vanishing-activations saturated exploding-gradient vanishing-gradient"
+    " no-gradient no-update update-too-large update-too-small batchnorm-drift frozen few-samples watcher-failed",
     "inspection": "random-weights left-range input-mismatch probabilities-as-scores random-output initial-weights"
     " idle-layer attention-axis unlike-siblings rounded-weights copied-weights unsuited-weights sudden-drift"
     " outlier-layer outlier-weights unordered-positions",

@@ -63,7 +63,8 @@ class StepFacts:
         self._with_input: Pass | None = None
         self.trained: set[TrackedModel] = set()  # with layers that compute something else in eval mode
         self._has_loss_function, self._validation = False, dict[str, Any]()
-        self._measured, self._measured_before, self._measured_by, self._evaluated = 0, 0, "", 0  # see `without_gradients`
+        self._measured, self._measured_before, self._measured_by = 0, 0, ""  # see `without_gradients`
+        self._evaluated = 0
         self._measured_input: Callable[[], Tensor | None] = lambda: None
         self._stale: dict[int, set[int]] = {}
         self._equal: dict[int, set[str]] = {}

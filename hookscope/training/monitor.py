@@ -65,10 +65,10 @@ class Monitor(RunProgress):
     ``maximize`` (of several groups the largest); of its parameters their number in ``parameters``, ``trainable``,
     ``with_gradient``, ``zero_gradients``, ``stale_gradients`` (from before the last step when backward began),
     ``gradients_after_backward``, ``zero_after_backward``, ``gradient_norm``, ``without_gradient`` (layers),
-    ``under_no_grad``, ``equal_filters`` (layers), ``of_no_model``; ``not_optimized`` parameters of the model that no optimizer holds,
-    and those ``waiting`` for one that made no step; ``clip_function``, ``clip_limit``, ``clip_scaled``;
-    ``loss_scale``, ``first_loss_scale``; ``loss_function``, ``loss_input`` (the operation before it), ``classes``,
-    ``targets``, ``target_min``, ``target_max``, ``loss_without_graph``, ``loss_negated``, ``softmax_over_batch``,
+    ``under_no_grad``, ``equal_filters`` (layers), ``of_no_model``; ``not_optimized`` parameters of the model that no
+    optimizer holds, and those ``waiting`` for one that made no step; ``clip_function``, ``clip_limit``,
+    ``clip_scaled``; ``loss_scale``, ``first_loss_scale``; ``loss_function``, ``loss_input`` (the operation before it),
+    ``classes``, ``targets``, ``target_min``, ``target_max``, ``loss_without_graph``, ``loss_negated``, ``softmax_over_batch``,
     ``loss_input_sums_to_1``, ``loss_shapes``; ``input_shape``, ``input_mean``, ``input_std``, ``input_min``,
     ``input_max``, ``input_spread`` (between samples) of the first layer with weights; ``train_mode``, ``modes``
     (layers with dropout or BatchNorm), ``eval_modes`` (those in eval mode), ``validation_in_train_mode`` (the step

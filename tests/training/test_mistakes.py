@@ -134,6 +134,11 @@ def with_new_weights(net: nn.Module) -> None:
             layer.weight = nn.Parameter(nn.init.kaiming_normal_(layer.weight.detach().clone()))
 
 
+def fading() -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    steps = count()
+    return lambda x, y: (x / (1 + 0.2 * next(steps)), y)
+
+
 def with_equal_weights(net: nn.Module) -> nn.Module:
     for parameter in net.parameters():
         nn.init.constant_(parameter, 0.02)
@@ -197,6 +202,7 @@ PLAIN: dict[str, dict[str, Callable[[], None]]] = {
     "input-scale": {
         "inputs_up_to_255": plain(perceptron, sgd(0.01), lambda x, y: ((x * 60 + 128).clamp(0, 255).round(), y)),
         "divided_by_255_twice": plain(perceptron, sgd(0.1), lambda x, y: (as_picture(x) / 255, y)),
+        "inputs_that_fade": lambda: plain(perceptron, sgd(0.3), fading())(),
         "normalised_twice": plain(Convolutional, sgd(0.05), lambda x, y: (normalised(normalised(as_picture(x))), y)),
     },
     "input-constant": {

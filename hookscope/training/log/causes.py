@@ -17,6 +17,7 @@ _ADAPTIVE = ("Adam", "AdamW", "NAdam", "RAdam", "Adamax", "RMSprop")  # whose st
 _FLOAT32 = 2.0**-24  # float32 rounds a smaller change of a value of 1 away
 _CLIPPED = 1e-6  # a limit up to which clipping leaves no gradient
 _LOW_LIMIT, _SHORT_STEP = 0.01, 2e-5  # of the norm, and times the rate: all weights together move no farther in a step
+_DRIFT, _LATEST = 2.5, 3  # times the scale of the input, in the latest sampled steps
 _PROBABILITIES = ("Softmax", "Sigmoid")
 _CUTTING = ("Relu", "Hardtanh", "Tanh", "Threshold")
 _SCORES = ("Addmm", "Mm", "Convolution", "Linear", "Relu")
@@ -289,13 +290,25 @@ def _input_scale(now: History) -> Evidence | None:
     limits = now.limits
     if not size or math.isnan(size) or now["input_min"] == now["input_max"]:
         return None
-    if limits["small_input"] <= size <= limits["odd_input"]:
+    drift = _drift(now)
+    if limits["small_input"] <= size <= limits["odd_input"] and not (drift and now.at >= len(now.rows) - _LATEST):
         return None
     words = f"the input has mean {now['input_mean']:.4g} and standard deviation {now['input_std']:.4g}, from"
-    words += f" {now['input_min']:.4g} to {now['input_max']:.4g}"
+    words += f" {now['input_min']:.4g} to {now['input_max']:.4g}{drift}"
     numbers = {name: now[f"input_{name}"] for name in ("mean", "std", "min", "max")}
-    case = "" if not limits["small_input"] <= size <= limits["large_input"] else "odd"
+    usual = "drifts" if drift else "odd"
+    case = usual if limits["small_input"] <= size <= limits["large_input"] else ""
     return Evidence(words, case, numbers=numbers)
+
+
+def _drift(now: History) -> str:
+    """How the scale of the input changes from the first sampled steps to the latest; empty if it does not."""
+    pairs = [(row.get("input_mean"), row.get("input_std")) for row in now.rows]
+    sizes = [math.hypot(*pair) for pair in pairs if None not in pair]
+    first, latest = sizes[: max(len(sizes) // 3, _LATEST)], sizes[-_LATEST:]
+    if not any(min(more) > _DRIFT * max(less) for more, less in ((latest, first), (first, latest)) if sizes):
+        return ""
+    return f"; its root mean square is {sizes[0]:.3g} at first and {sizes[-1]:.3g} at last"
 
 
 # Modes and settings
