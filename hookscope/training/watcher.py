@@ -96,6 +96,9 @@ class TrainingWatcher:
     def on(self) -> None:
         self._step_hooks.every_step_pre(self._before_step)
         self._step_hooks.every_step_post(self._after_step)
+        self._module_hooks.every_forward_pre(self._before_module)
+        self._module_hooks.every_forward(self._after_module)
+        self._module_hooks.hide()
         self.is_off = False
         self._models.on_model = self._on_model
         for model in self._models.models:
@@ -110,6 +113,7 @@ class TrainingWatcher:
         self._compiled.off()
         self._step_hooks.close()
         self._remove_module_hooks()
+        self._module_hooks.close()
 
     def _on_model(self, model: TrackedModel) -> None:
         if model.is_opaque:
@@ -379,8 +383,7 @@ class TrainingWatcher:
         if not needed and self._hooks_are_on:
             self._remove_module_hooks()
         if (needed or self._awaits_training) and not self._hooks_are_on:
-            self._module_hooks.every_forward_pre(self._before_module)
-            self._module_hooks.every_forward(self._after_module)
+            self._module_hooks.show()
             self._hidden.on()
             self._hooks_are_on = self._compiled.shows_inside = True
         if needed:
@@ -388,7 +391,7 @@ class TrainingWatcher:
             self._loss_tap.notes_clipping = True
 
     def _remove_module_hooks(self) -> None:
-        self._module_hooks.close()
+        self._module_hooks.hide()
         self._hooks_are_on = self._compiled.shows_inside = self._loss_tap.notes_clipping = False
         self._hidden.off()
         if self._own_steps is None or self.is_off:

@@ -303,8 +303,9 @@ def _input_scale(now: History) -> Evidence | None:
 
 def _drift(now: History) -> str:
     """How the scale of the input changes from the first sampled steps to the latest; empty if it does not."""
-    pairs = [(row.get("input_mean"), row.get("input_std")) for row in now.rows]
-    sizes = [math.hypot(*pair) for pair in pairs if None not in pair]
+    steps = [History(now.rows, at, now.run, now.limits) for at in range(len(now.rows))]
+    sizes = [math.hypot(step.number("input_mean"), step.number("input_std")) for step in steps]
+    sizes = [size for size in sizes if not math.isnan(size)]
     first, latest = sizes[: max(len(sizes) // 3, _LATEST)], sizes[-_LATEST:]
     if not any(min(more) > _DRIFT * max(less) for more, less in ((latest, first), (first, latest)) if sizes):
         return ""
