@@ -38,9 +38,7 @@ _error(
             " or half precision without loss scaling.",
         ),
         "operation unknown": Case(
-            "",
-            f"{_START} To name the operation, run"
-            " ‹Monitor(stop_on='non-finite')|hookscope watch --stop-on non-finite -- SCRIPT›.",
+            "", f"{_START} To name the operation, run ‹Monitor(stop_on='non-finite')|watch --stop-on non-finite›."
         ),
         "contained": _as_note(
             "These Inf reach neither the loss nor a gradient.",
@@ -481,10 +479,7 @@ _note(
     ),
     cases={
         "many": _as_warning(advice="Look for weights that were copied or set to one value."),
-        "equal": _as_error(
-            "Equal filters get equal gradients and stay equal: the layer works as one filter.",
-            "Initialise its weights at random, such as with nn.init.kaiming_normal_.",
-        ),
+        "equal": _as_error("Equal filters stay equal and work as one.", "Initialise their weights at random."),
         "alike": _as_warning(
             "Nearly all filters detect the same thing.", "Look for weights that were averaged or reset."
         ),
@@ -615,13 +610,7 @@ _warning(
     Threshold("large_input", 10.0, "chosen: root mean square; normalised data have 1, images of 0 to 255 about 130"),
     Threshold("odd_input", 2.5, "root mean square of images that were normalised twice: 3 to 5"),
     Threshold("small_input", 0.01, "root mean square of images that were divided by 255 twice: 0.002"),
-    cases={
-        "odd": _as_note("", "Check whether data are normalised twice, or not at all, or changed in place."),
-        "drifts": _as_note(
-            "The scale of the input changes while the model learns.",
-            "Look for a transform or a normalisation that depends on the step, or for data that are changed in place.",
-        ),
-    },
+    cases={"odd": _as_note("", "Check whether data are normalised twice, or not at all, or changed in place.")},
 )
 _warning(
     "input-constant",
@@ -652,10 +641,7 @@ _warning(
     "Train on one batch until its loss is near 0: if that fails, look at the loss, the labels and the learning rate.",
     Threshold("flat_loss", 0.02, "chosen: fall over the first loss"),
     Threshold("flat_after", 40, "chosen: in fewer steps little can be learned"),
-    cases={
-        "chance": Case("The model has not learned: it guesses."),
-        "rate": Case("Steps this large overwrite what a layer learned.", "Lower the learning rate, or warm it up."),
-    },
+    cases={"chance": Case("The model has not learned: it guesses.")},
 )
 _error(
     "probabilities-as-logits",

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import SyncBatchNorm, _BatchNorm
-from torch.nn.modules.conv import _ConvNd
 from torch.nn.modules.dropout import _DropoutNd
 from torch.optim import Optimizer
 
@@ -30,7 +29,7 @@ _SMALLEST = 16  # gradients that are measured after a backward pass: to see whet
 _REPORTS = (10, 100, 1000, 10_000, 100_000)  # backward passes without a step after which a line is written
 _MOST_SEARCHES = 3  # for the same parameters: a script may make their optimizer later
 _RARE = 4  # steps around a validation; passes without gradients that come more often are part of the training
-_EQUAL = 1e-5  # of the largest weight: filters that differ by less differ by rounding alone
+_FIRST, _EQUAL = 3, 1e-5  # steps; of the largest weight: filters that differ by less differ by rounding alone
 _STOCHASTIC = ("StochasticDepth", "DropPath")
 _EXTREMES = {"min": torch.minimum, "max": torch.maximum, "spread": torch.maximum}  # over the passes of a step
 
@@ -63,11 +62,9 @@ class StepFacts:
         self._with_input: Pass | None = None
         self.trained: set[TrackedModel] = set()  # with layers that compute something else in eval mode
         self._has_loss_function, self._validation = False, dict[str, Any]()
-        self._measured, self._measured_before, self._measured_by = 0, 0, ""  # see `without_gradients`
-        self._evaluated = 0
+        self._measured, self._measured_before, self._evaluated, self._measured_by = 0, 0, 0, ""
         self._measured_input: Callable[[], Tensor | None] = lambda: None
         self._stale: dict[int, set[int]] = {}
-        self._equal: dict[int, set[str]] = {}
         self._reported = 0
         self._copies: list[tuple[weakref.ref[Tensor], Tensor]] = []
         self._searches: dict[frozenset[int], int] = {}
@@ -116,10 +113,7 @@ class StepFacts:
             batches[layer.name] = min(batch, batches.get(layer.name, batch))
 
     def without_gradients(self, module: nn.Module, args: tuple[Any, ...], is_between: bool) -> None:
-        """A module has returned under no_grad; ``is_between`` a step and the next training pass it may validate.
-
-        It does not where the script runs its model in eval mode too, nor where it repeats an input, as MC dropout does.
-        """
+        """A module has returned under no_grad; ``is_between`` a step and the next training pass it may validate."""
         self._now().no_grad[id(module)] = weakref.ref(module)
         step, is_model = self._run.steps, any(model.module() is module for model in self.trained)
         if is_between and self._measured == step and isinstance(module, nn.modules.loss._Loss):
@@ -135,7 +129,7 @@ class StepFacts:
         self._measured_input = weakref.ref(value) if isinstance(value, torch.Tensor) else lambda: None
         if not in_train_mode:  # this is the validation; BatchNorm may have been calibrated before
             self._evaluated = step
-        if repeats or self._measured == self._evaluated:
+        if repeats or self._measured == self._evaluated:  # as MC dropout repeats its input
             self._measured_before = self._measured
 
     def _validated(self) -> dict[str, Any]:
@@ -372,20 +366,17 @@ class StepFacts:
         }
 
     def _equal_filters(self, step: OptimizerStep) -> dict[str, Any]:
-        """The layers whose filters have been equal, and not 0, after each sampled step up to this one."""
-        known, sizes = self._equal.get(step.optimizer.number), dict[str, tuple[Tensor, Tensor]]()
+        """The layers whose filters are equal, and not 0, after one of the first steps."""
+        sizes: dict[str, tuple[Tensor, Tensor]] = {}
         for layer, module, own in (entry for model in step.models for entry in model.with_parameters()):
-            weight = own.get("weight")
-            is_plain = isinstance(module, (nn.Linear, _ConvNd)) and getattr(module, "groups", 1) == 1
-            if weight is None or not is_plain or getattr(module, "transposed", False) or not weight.requires_grad:
-                continue
-            values = local(weight.detach())
-            if (known is None or layer.name in known) and len(values) > 1 and values.numel() and not values.is_meta:
-                sizes[layer.name] = (values - values[:1]).abs().amax(), values.abs().amax()
+            weight, groups = own.get("weight"), getattr(module, "groups", 1)
+            is_plain = isinstance(module, (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)) and groups == 1
+            if step.optimizer.steps < _FIRST and is_plain and weight is not None and weight.requires_grad:
+                values = local(weight.detach())
+                if len(values) > 1 and values.numel() and not values.is_meta:
+                    sizes[layer.name] = (values - values[:1]).abs().amax(), values.abs().amax()
         scalars = FetchedScalars(size for pair in sizes.values() for size in pair)
-        names = [name for name, (spread, size) in sizes.items() if scalars[spread] < _EQUAL * scalars[size]]
-        self._equal[step.optimizer.number] = set(names)
-        return {"equal_filters": names[:_MOST_NAMES], "equal_filter_layers": len(names)} if names else {}
+        return {"equal_filters": [name for name, (a, b) in sizes.items() if scalars[a] < _EQUAL * scalars[b]]}
 
     def _scaling(self) -> dict[str, Any]:
         scale = self._tap.scale()

@@ -36,8 +36,7 @@ def are_tensors_fake() -> bool:
     return torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None
 
 
-def is_backward_compiled() -> bool:
-    """Whether backward passes are compiled, and hooks in them too."""
+def is_backward_compiled() -> bool:  # with the hooks in it
     return getattr(sys.modules.get("torch._dynamo.compiled_autograd"), "compiled_autograd_enabled", False) is True
 
 

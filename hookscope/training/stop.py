@@ -79,7 +79,7 @@ class StopRule:
         if bad:
             operation = gradients.made_by(bad[0])
             self._stop(f"the loss is {_nan_or_inf(bad)}", operation, *_cause(operation))
-        self.after_backward()  # the pass before may have ended with an exception
+        self._nodes.close()
         self._origins.append("")
         for node in graph_nodes(() if is_backward_compiled() else (root.grad_fn for root in roots)):
             self._nodes.node(node, partial(self._after_node, node.name()))
@@ -89,9 +89,6 @@ class StopRule:
             if not self._origins[-1] and _not_finite(made) and not _not_finite(given):
                 self._origins[-1] = gradients.operation_of_node(name)
 
-    def after_backward(self) -> None:
-        self._nodes.close()
-
     def before_step(
         self, tracked: TrackedOptimizer, optimizer: Optimizer, models: Sequence[TrackedModel], order: Mapping[int, int]
     ) -> None:
@@ -99,16 +96,14 @@ class StopRule:
         # with `found_inf`, a GradScaler leaves it to the optimizer to skip steps with gradients that are not finite
         if getattr(optimizer, "found_inf", None) is not None:
             return
-        origins, self._origins = self._origins, []
-        operation = next(filter(None, reversed(origins)), "")
+        self._nodes.close()
+        operation, self._origins = next(filter(None, reversed(self._origins)), ""), []
         for name, layer, parameter in _from_the_loss_on(tracked, models, order):
             if parameter.grad is not None and not is_finite(parameter.grad):
-                where, why, do = f"{_nan_or_inf([parameter.grad])} in the gradient of {name}", _ALL_FINITE, _CHANGED
-                if operation:
-                    why = f"{why}; made by the backward pass of {operation}"
-                    do = f"keep the input of {operation} where its slope is finite, such as away from 0"
-                place = name.rpartition(".")[0] if layer is None else layer.name
-                self._stop(where, operation or "backward", why, do, place)
+                where, place = f"{_nan_or_inf([parameter.grad])} in the gradient of {name}", name.rpartition(".")[0]
+                why = f"{_ALL_FINITE}; made by the backward pass of {operation}" if operation else _ALL_FINITE
+                do = f"keep the input of {operation} away from where its slope is infinite" if operation else _CHANGED
+                self._stop(where, operation or "backward", why, do, place if layer is None else layer.name)
 
     def _stop(self, where: str, operation: str, why: str, do: str, layer: str = "", call: int = 0) -> NoReturn:
         """Raise the error; operations are types of layers, functions, ``weight of NAME``, ``input`` or ``backward``."""

@@ -80,8 +80,7 @@ class ShowRun(RowCommand):
         rows = [{name: value for name, value in row.items() if name in COLUMNS.flat} for row in every]
         about = {"run": _run_row(run), "layers": training.last_rows(run)}
         section = Section(rows, COLUMNS, needs_rows=True)
-        judged = training.judged(run)
-        note = f"Note: {verdict(findings, judged)}"
+        note = f"Note: {verdict(findings, judged := training.judged(run))}"
         self.print(Report([section], findings, about, lines, flat_note=note, judged=judged))
 
 

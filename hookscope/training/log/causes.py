@@ -17,7 +17,7 @@ _ADAPTIVE = ("Adam", "AdamW", "NAdam", "RAdam", "Adamax", "RMSprop")  # whose st
 _FLOAT32 = 2.0**-24  # float32 rounds a smaller change of a value of 1 away
 _CLIPPED = 1e-6  # a limit up to which clipping leaves no gradient
 _LOW_LIMIT, _SHORT_STEP = 0.01, 2e-5  # of the norm, and times the rate: all weights together move no farther in a step
-_DRIFT, _LATEST = 2.5, 3  # times the scale of the input, in the latest sampled steps
+_DRIFT = 2.5  # times the scale of the input
 _PROBABILITIES = ("Softmax", "Sigmoid")
 _CUTTING = ("Relu", "Hardtanh", "Tanh", "Threshold")
 _SCORES = ("Addmm", "Mm", "Convolution", "Linear", "Relu")
@@ -290,26 +290,18 @@ def _input_scale(now: History) -> Evidence | None:
     limits = now.limits
     if not size or math.isnan(size) or now["input_min"] == now["input_max"]:
         return None
-    drift = _drift(now)
-    if limits["small_input"] <= size <= limits["odd_input"] and not (drift and now.at >= len(now.rows) - _LATEST):
+    ends = [*now.rows[:3], *now.rows[-3:]]
+    sizes = [math.hypot(row.get("input_mean") or 0, row.get("input_std") or 0) for row in ends]
+    first, last = sizes[:3], sizes[-3:]
+    drifts = min(sizes) > 0 and (min(last) > _DRIFT * max(first) or min(first) > _DRIFT * max(last))
+    if limits["small_input"] <= size <= limits["odd_input"] and not (drifts and now.at >= len(now.rows) - 3):
         return None
     words = f"the input has mean {now['input_mean']:.4g} and standard deviation {now['input_std']:.4g}, from"
-    words += f" {now['input_min']:.4g} to {now['input_max']:.4g}{drift}"
+    words += f" {now['input_min']:.4g} to {now['input_max']:.4g}"
+    words += f"; its root mean square is {sizes[0]:.3g} at first and {sizes[-1]:.3g} at last" if drifts else ""
     numbers = {name: now[f"input_{name}"] for name in ("mean", "std", "min", "max")}
-    usual = "drifts" if drift else "odd"
-    case = usual if limits["small_input"] <= size <= limits["large_input"] else ""
+    case = "" if not limits["small_input"] <= size <= limits["large_input"] else "odd"
     return Evidence(words, case, numbers=numbers)
-
-
-def _drift(now: History) -> str:
-    """How the scale of the input changes from the first sampled steps to the latest; empty if it does not."""
-    steps = [History(now.rows, at, now.run, now.limits) for at in range(len(now.rows))]
-    sizes = [math.hypot(step.number("input_mean"), step.number("input_std")) for step in steps]
-    sizes = [size for size in sizes if not math.isnan(size)]
-    first, latest = sizes[: max(len(sizes) // 3, _LATEST)], sizes[-_LATEST:]
-    if not any(min(more) > _DRIFT * max(less) for more, less in ((latest, first), (first, latest)) if sizes):
-        return ""
-    return f"; its root mean square is {sizes[0]:.3g} at first and {sizes[-1]:.3g} at last"
 
 
 # Modes and settings
@@ -317,12 +309,9 @@ def _drift(now: History) -> str:
 
 @Cause(CATALOGUE["duplicate-filters"], explains=("loss-flat",))
 def _equal_filters(now: History) -> Evidence | None:
-    names, count = tuple(now["equal_filters"] or ()), now["equal_filter_layers"] or 0
-    if not count:
-        return None
-    more = counted(count - 1, "more layer")
-    words = f"all filters of '{names[0]}' are equal after the step" + (f", as in {more}" if count > 1 else "")
-    return Evidence(words, "equal", names, {"layers": count})
+    names = tuple(now["equal_filters"] or ())
+    words = f"all filters are equal after the step in {listed([repr(name) for name in names], 3)}"
+    return Evidence(words, "equal", names, {"layers": len(names)}) if names else None
 
 
 @Cause(CATALOGUE["eval-mode"], 2)

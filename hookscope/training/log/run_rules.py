@@ -116,13 +116,10 @@ def flat_findings(run: RunSeries, classes: float, thresholds: TrainingThresholds
     text = f"the loss is {last:.4g} (mean of the last {part} sampled steps), {losses[0]:.4g} at first"
     text += f"; guessing among {classes:.0f} classes gives {chance:.4g}" if guesses else ""
     numbers = {"first": float(losses[0]), "last": last}
-    usual = [layer.values["update_to_weight"] for layer in run.layers if not layer.starts_small]
-    update, rate = (float(np.nanmax([0.0, *values])) for values in (np.concatenate([[], *usual]), loss.rates))
-    if usual and rate:
-        text += f"; learning rate {rate:g}, a step changes a weight by up to {update:.2g} of its norm"
-        numbers |= {"rate": rate, "update": update}
-    case = "rate" if update > thresholds.too_large else "chance" if guesses else ""
-    yield _finding("loss-flat", loss, 0, len(smooth) - 1, text, numbers, case)
+    updates = [layer.values["update_to_weight"] for layer in run.layers if not layer.starts_small]
+    update, rate = (float(np.nanmax([0.0, *values])) for values in (np.concatenate([[], *updates]), loss.rates))
+    text += f"; learning rate {rate:g}, a step changes a weight by up to {update:.2g} of its norm" if rate else ""
+    yield _finding("loss-flat", loss, 0, len(smooth) - 1, text, numbers, "chance" if guesses else "")
 
 
 def _finding(
