@@ -122,13 +122,12 @@ class StepFacts:
             return
         in_train_mode = module.training and any(p.training and _differs_in_eval(p) for p in module.modules())
         value = args[0] if args else None
-        repeats = self._measured == step and value is not None and self._measured_input() is value
+        repeats = self._measured == step and self._measured_input() is value is not None
         if in_train_mode and self._measured < step:
             self._validated()
             self._measured, self._measured_before, self._measured_by = step, self._measured, ""
         self._measured_input = weakref.ref(value) if isinstance(value, torch.Tensor) else lambda: None
-        if not in_train_mode:  # this is the validation; BatchNorm may have been calibrated before
-            self._evaluated = step
+        self._evaluated = self._evaluated if in_train_mode else step  # BatchNorm may have been calibrated before
         if repeats or self._measured == self._evaluated:  # as MC dropout repeats its input
             self._measured_before = self._measured
 

@@ -290,10 +290,9 @@ def _input_scale(now: History) -> Evidence | None:
     limits = now.limits
     if not size or math.isnan(size) or now["input_min"] == now["input_max"]:
         return None
-    ends = [*now.rows[:3], *now.rows[-3:]]
-    sizes = [math.hypot(row.get("input_mean") or 0, row.get("input_std") or 0) for row in ends]
-    first, last = sizes[:3], sizes[-3:]
-    drifts = min(sizes) > 0 and (min(last) > _DRIFT * max(first) or min(first) > _DRIFT * max(last))
+    pairs = ((row.get("input_mean"), row.get("input_std")) for row in (*now.rows[:3], *now.rows[-3:]))
+    sizes = [math.hypot(mean or 0, std or 0) for mean, std in pairs]
+    drifts = 0 < _DRIFT * max(sizes[:3]) < min(sizes[-3:]) or 0 < _DRIFT * max(sizes[-3:]) < min(sizes[:3])
     if limits["small_input"] <= size <= limits["odd_input"] and not (drifts and now.at >= len(now.rows) - 3):
         return None
     words = f"the input has mean {now['input_mean']:.4g} and standard deviation {now['input_std']:.4g}, from"
