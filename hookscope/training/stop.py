@@ -32,6 +32,10 @@ class StopRule:
         self._nodes = HookHandles()
         self._origins: list[str] = []  # of each backward pass since the last step: what made NaN or Inf in it first
 
+    def close(self) -> None:
+        """Take the hooks off the graph of the last backward pass."""
+        self._nodes.close()
+
     def raise_again(self) -> None:
         """Raise the error once more, if a script has caught it and goes on."""
         error = self._run.stopped

@@ -98,6 +98,7 @@ class TrainingWatcher:
         self._step_hooks.every_step_post(self._after_step)
         self._module_hooks.every_forward_pre(self._before_module)
         self._module_hooks.every_forward(self._after_module)
+        self._module_hooks.hide()
         self.is_off = False
         self._models.on_model = self._on_model
         for model in self._models.models:
@@ -112,6 +113,9 @@ class TrainingWatcher:
         self._compiled.off()
         self._step_hooks.close()
         self._remove_module_hooks()
+        self._module_hooks.close()
+        if self._stop is not None:
+            self._stop.close()
 
     def _on_model(self, model: TrackedModel) -> None:
         if model.is_opaque:
