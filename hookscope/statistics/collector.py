@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -141,6 +142,8 @@ class StatisticsCollector(Shown):
         self._names = names
 
     def __enter__(self) -> Self:
+        # the first pass of a compiled model compiles what hooks call, unless it is told not to
+        eager: Any = torch.compiler.disable if "torch._dynamo" in sys.modules else lambda function: function
         with ExitStack() as stack:
             if not self.ops:
                 self._modes = OperationCounter(self.model)
@@ -153,9 +156,9 @@ class StatisticsCollector(Shown):
                 self.model,
                 self.layers,
                 self.types,
-                self._on_call,
-                on_start=self._start,
-                on_end=self._end,
+                eager(self._on_call),
+                on_start=eager(self._start),
+                on_end=eager(self._end),
                 ops=self.ops,
                 ordered=True,
             )
@@ -165,7 +168,7 @@ class StatisticsCollector(Shown):
             if batch_norms := _names_of(self.model, BATCH_NORMS):
                 layers = Selection.of_names(batch_norms)
                 stack.enter_context(
-                    Observer(self.model, layers, BATCH_NORMS, partial(self.unseen, self._on_batch_norm))
+                    Observer(self.model, layers, BATCH_NORMS, eager(partial(self.unseen, self._on_batch_norm)))
                 )
             self._stack = stack.pop_all()
         return self

@@ -4,6 +4,7 @@ import copy
 import gc
 import sys
 import threading
+import warnings
 import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -292,6 +293,16 @@ def test_a_compiled_model_that_calls_no_hook_is_told_at_the_end(block: Callable[
     with pytest.warns(UserWarning, match="torch.compile calls none") as warned, block(net):
         compiled(X)
     assert {warning.filename for warning in warned} == {__file__}
+
+
+def test_statistics_of_a_first_compiled_pass_are_as_without_it() -> None:
+    net = nn.Sequential(conv(2), nn.BatchNorm2d(1)).eval()
+    with hookscope.StatisticsCollector(net) as expected:
+        net(X)
+    compiled = torch.compile(net, backend="eager")
+    with warnings.catch_warnings(action="ignore"), hookscope.StatisticsCollector(net) as collector:
+        compiled(X)
+    assert str(collector.table()) == str(expected.table())
 
 
 def per_image(net: nn.Module, x: Tensor) -> Any:
