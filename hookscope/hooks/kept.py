@@ -2,28 +2,37 @@
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from operator import index as as_index
 from typing import Any
 from weakref import ref
+from zipfile import ZipFile
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from PIL.Image import Image
 from torch import Tensor, nn
 
 from hookscope.display import Cells, RowTuple, Shown
-from hookscope.errors import LayerError, nearest
-from hookscope.findings import counted
-from hookscope.hooks.calls import Call
+from hookscope.errors import LayerError, UsageError, nearest
+from hookscope.findings import counted, listed
+from hookscope.hooks.calls import MODEL, Call, key_of
 from hookscope.hooks.observer import PassProgress
 from hookscope.hooks.registration import hook_tensor
-from hookscope.hooks.tensors import as_float, map_tensors, shape_of, tensors_in, unwrapped
+from hookscope.hooks.tensors import as_array, as_float, map_tensors, shape_of, tensors_in, unwrapped
+from hookscope.system import StrPath, replacement, write_errors
 
 
 class CallMapping(Shown, Mapping[str, Any]):
-    """Values by call: ``values["name"]``, ``values["name#1"]`` or, by index, ``values[30]``; in order of execution."""
+    """Values by call: ``values["name"]``, ``values["name#1"]`` or, by index, ``values[30]``; in order of execution.
+
+    ``values["name:1.0"]`` is one tensor of a call that returned several; its part stands in the column ``shape``.
+    """
 
     _missing, _present = "nothing kept", "kept"
     _empty = "nothing was kept: no forward pass reached a wanted layer"
@@ -41,7 +50,27 @@ class CallMapping(Shown, Mapping[str, Any]):
 
     def __getitem__(self, key: str | int) -> Any:
         """The value of a call; an index counts calls of the chosen types, also from the end of the pass."""
-        return self._values[self._find(key)]
+        name, part = self._find(key)
+        return tensors_in(self._values[name])[part] if part else self._values[name]
+
+    def array(self, key: str | int) -> NDArray[Any]:
+        """A copy of the tensor of a call on the CPU as an array; bfloat16 becomes float32."""
+        tensors = tensors_in(self[key])
+        if len(tensors) != 1:
+            exists = f"there are {listed(list(tensors), 6)}" if tensors else ""
+            do = f"give one as '{key}:PART'" if tensors else ""
+            raise LayerError(f"'{key}' holds {counted(len(tensors), 'tensor')}", exists, do)
+        return as_array(*tensors.values())
+
+    def save(self, path: StrPath) -> None:
+        """Write the tensors of all calls to a ``.npz`` file, each under the name that `array` takes."""
+        if not (name := os.fspath(path)).endswith(".npz"):
+            raise UsageError(f"cannot write activations to '{name}'", do="name a file that ends in .npz")
+        with write_errors(name), replacement(name) as stream, ZipFile(stream, "w") as archive:
+            for call in self.calls:
+                for part, tensor in tensors_in(self[call.key]).items():
+                    with archive.open(f"{key_of(call, part)}.npy", "w", force_zip64=True) as member:
+                        np.lib.format.write_array(member, as_array(tensor), allow_pickle=False)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._values)
@@ -77,8 +106,17 @@ class CallMapping(Shown, Mapping[str, Any]):
         self._values.pop(key, None)
         self._calls.pop(key, None)
 
-    def _find(self, key: str | int) -> str:
-        return self._find_name(key) if isinstance(key, str) else self._find_index(as_index(key))
+    def _find(self, key: str | int) -> tuple[str, str]:
+        """The key of a call, and the name of the part that ``key`` asks for, if any."""
+        if not isinstance(key, str):
+            return self._find_index(as_index(key)), ""
+        name, *part = re.split("[ :]", key, maxsplit=1)  # "name part" is how rows name it, "name:part" how shapes do
+        if not part or self._exact(key) in self._known or self._exact(name) not in self._known:
+            return self._find_name(key), ""
+        exact = self._find_name(name)
+        if part[0] not in (parts := tensors_in(self._values[exact])):
+            raise LayerError(f"{self._missing} of '{key}'", f"the parts of {name} are {listed(list(parts), 6)}")
+        return exact, part[0]
 
     def _find_name(self, key: str) -> str:
         exact = self._exact(key)
@@ -90,6 +128,7 @@ class CallMapping(Shown, Mapping[str, Any]):
         """``key`` with the first name of the layer, and without a number for its first call."""
         if key in self._known:
             return key
+        key = key.removeprefix(MODEL)
         name, _, call = key.partition("#")
         name = self._names.get(name, name)
         return f"{name}#{call}" if call not in ("", "0") else name
@@ -107,7 +146,7 @@ class CallMapping(Shown, Mapping[str, Any]):
             return self._empty
         indices = [call.index for call in self._known.values() if call.index is not None]
         span = f" (indices {min(indices)} to {max(indices)})" if indices else ""
-        names = ", ".join(list(self._known)[:3])
+        names = ", ".join(map(str, list(self._known.values())[:3]))
         return f"{self._present}: {counted(len(self._known), 'call')}{span}: {names}, ..."
 
 
@@ -117,7 +156,7 @@ class _Kept(Shown):
     value: Any
 
     def _cells(self) -> Cells:
-        cells: dict[str, Any] = {"index": self.call.index, "name": self.call.key, "type": self.call.type}
+        cells: dict[str, Any] = {"index": self.call.index, "name": str(self.call), "type": self.call.type}
         cells["shape"] = shape_of(self.value)
         if isinstance(self.value, Tensor) and self.value.numel() and not self.value.is_meta:
             values = as_float(self.value.detach())
@@ -228,9 +267,10 @@ class Activations(CallMapping):
         """The feature maps of a call as a picture with its name, as `hookscope.draw_sheet` draws them."""
         import hookscope  # the public face: drawing stands above this package
 
-        name = self._find(key)
+        name, part = self._find(key)
         module = self._modules[name]() if name in self._modules else None
-        return hookscope.draw_sheet(self[name], image, net, **{"title": name, "layer": module, **options})
+        title = key_of(self._calls[name], part)
+        return hookscope.draw_sheet(self[key], image, net, **{"title": title, "layer": module, **options})
 
     @property
     def did_not_run(self) -> tuple[str, ...]:

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 
@@ -48,6 +49,15 @@ def as_float(tensor: Tensor) -> Tensor:
     if tensor.is_complex():
         tensor = tensor.abs()
     return tensor if tensor.dtype in (torch.float32, torch.float64) else tensor.float()
+
+
+def as_array(tensor: Tensor) -> NDArray[Any]:
+    """A copy of the values as NumPy's array; float32 for the number types that NumPy lacks."""
+    tensor = as_plain(tensor).cpu().clone()
+    try:
+        return tensor.numpy()
+    except TypeError:
+        return tensor.float().numpy()
 
 
 @dataclass(frozen=True, slots=True)

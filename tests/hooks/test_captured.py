@@ -5,9 +5,11 @@ import gc
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -127,6 +129,23 @@ def test_containers_of_tensors() -> None:
         (one * 3 + other * 4).sum().backward()
     first, second = activations.grad[0]
     assert numbers(first) == numbers(second) == [7]
+
+
+def test_the_parts_of_a_call_have_the_names_that_tables_show(tmp_path: Path) -> None:
+    net = nn.Sequential(Function(lambda x: (2 * x, {"b": 3 * x})))
+    with hookscope.capture(net, "all,re:^$", gradients=True) as activations:
+        sum(net(row(1).requires_grad_())[1].values()).sum().backward()
+    parts = ["0 0", "0 1.b", "(model) 0", "(model) 1.b"]
+    assert "0:1x1x1x1 1.b:1x1x1x1" in repr(activations) and "(model)" in repr(activations)
+    assert [numbers(activations[part]) for part in parts] == [[2], [3]] * 2
+    assert numbers(activations.grad["0:1.b"]) == numbers(activations.grad["(model)"][1]["b"]) == [1]
+    activations.save(tmp_path / "kept.npz")
+    with np.load(tmp_path / "kept.npz") as saved:
+        assert {key: saved[key].tolist() for key in saved} == {key: activations.array(key).tolist() for key in parts}
+    with pytest.raises(LayerError, match=r"nothing kept of '0:2'; the parts of 0 are 0, 1.b$"):
+        activations["0:2"]
+    with pytest.raises(LayerError, match=r"'0' holds 2 tensors; there are 0, 1.b; give one as '0:PART'$"):
+        activations.array("0")
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from hookscope.cli.fields import option
 from hookscope.cli.output.formats import note
 from hookscope.cli.shared import options as shared
 from hookscope.cli.shared.output_paths import call_names
-from hookscope.cli.shared.picture_run import PictureCommand, as_array, check_arrays
+from hookscope.cli.shared.picture_run import PictureCommand, check_arrays
 from hookscope.columns import Column, Columns, Row
 from hookscope.findings import listed
 
@@ -113,7 +113,8 @@ class Visualize(PictureCommand):
                 note(f"Note: {call.key}: {sheet.left_out} channels left out of {file}; choose with --channels")
             self.write(sheet.image, file)
             for part, values in summary.values.items():
-                self.arrays.keep("/".join(filter(None, (self.files.words[image], call.key, part))), as_array(values))
+                key = "/".join(filter(None, (self.files.words[image], call.key, part)))
+                self.arrays.keep(key, hooks.as_array(values))
             yield COLUMNS.row(summary, **hooks.CALL.row(call), weights=net.weights, file=file)
 
 

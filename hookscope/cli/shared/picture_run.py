@@ -92,14 +92,6 @@ def check_arrays(path: str) -> None:
         raise UsageError(f"cannot write {path}", "--raw writes arrays", "name it .npy (one), .npz or .safetensors")
 
 
-def as_array(tensor: Any) -> Any:
-    """A tensor as NumPy's array; float32 for the number types that NumPy lacks."""
-    try:
-        return tensor.numpy()
-    except TypeError:
-        return tensor.float().numpy()
-
-
 def _content(path: str, arrays: dict[str, Any]) -> bytes:
     import numpy as np
 
