@@ -6,7 +6,7 @@ import base64
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from numbers import Number
-from typing import Any, Generic, SupportsIndex, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, SupportsIndex, TypeVar, overload
 
 from hookscope.columns import ALWAYS, Columns
 from hookscope.errors import printable
@@ -68,6 +68,19 @@ class Shown:
         table = html_table([cells], type(self).__name__, as_columns=False)
         return table + (Rows(rows)._repr_html_() if rows else "")
 
+    if not TYPE_CHECKING:  # type checkers know what a class has itself
+
+        def __getattr__(self, name: str) -> Any:
+            """What a table shows of this result, by the name of its column."""
+            own = type(self)
+            if name[0] != "_" and not hasattr(own, name) and name not in getattr(own, "__dataclass_fields__", ()):
+                columns = self._columns()
+                if columns is None and name in (cells := self._cells()):
+                    return cells[name]
+                if of := next((column.of for column in columns or () if column.name == name), None):
+                    return of(self)
+            raise AttributeError(f"'{own.__name__}' object has no attribute '{name}'", name=name, obj=self)
+
     def __post_init__(self) -> None:
         """Let rows in a tuple of a dataclass show themselves as a table."""
         for name, value in [(field.name, getattr(self, field.name)) for field in fields(self)]:  # type: ignore[arg-type]
@@ -115,7 +128,7 @@ class Table:
         return html_table(rows, more=more) if rows else f"<p>{self.nothing}</p>"
 
 
-class RowTuple(Table, tuple[Any, ...]):
+class RowTuple(Table, tuple[Row, ...], Generic[Row]):
     """A tuple of rows that shows itself as a table."""
 
 

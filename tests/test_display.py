@@ -298,6 +298,21 @@ def test_the_records_of_rows_have_the_fields_of_csv_and_exact_values(net: Loaded
     assert record["score"] == cam.prediction.score and not any(isinstance(v, Picture) for v in record.values())
 
 
+def test_what_a_table_shows_of_a_result_is_an_attribute_of_it(net: LoadedModel, x: torch.Tensor) -> None:
+    plan, [cam], report = (
+        hookscope.plan(net),
+        hookscope.class_activation_maps(net, x),
+        hookscope.layer_gradients(net, x),
+    )
+    assert (plan.macs, plan.peak) == (sum(call.macs for call in plan.calls), plan.memory.peak)
+    assert (cam.score, cam.layer) == (cam.prediction.score, cam.call.key)
+    assert report.layers[0].grad_output_norm == report.layers[0].grad_output.norm
+    assert pickle.loads(pickle.dumps(cam)).score == cam.score
+    for result in (plan, cam, report.layers[0]):
+        with pytest.raises(AttributeError, match=f"^'{type(result).__name__}' object has no attribute 'nothing'"):
+            _ = result.nothing
+
+
 def test_checks_are_a_table_of_their_results(net: LoadedModel) -> None:
     checks = hookscope.verify(net, STAR, "features.0")
     assert [line.split()[0] for line in repr(checks).splitlines()] == ["name", *(check.name for check in checks)]

@@ -100,7 +100,7 @@ def attention_maps(
     query: Query = None,
     *,
     weights: bool = False,
-) -> list[AttentionMap]:
+) -> Rows[AttentionMap]:
     """Compute what each head of each layer of attention looks at in one image, the layers in order of execution.
 
     The weights are ``softmax(Q K^T / sqrt(d))``, with the scale, bias and mask of the model. They come from the pass

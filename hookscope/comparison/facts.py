@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from hookscope.columns import Column, Columns, Row
 from hookscope.comparison.similarities import SIMILARITIES, Similarity
-from hookscope.display import Cells, Shown
+from hookscope.display import Cells, RowTuple, Shown
 from hookscope.hooks import Call, Shape
 from hookscope.models import short_name
 
@@ -305,7 +305,7 @@ class Comparison(Shown):
     b: SideFacts
     names: tuple[str, ...]
     answer: Answer
-    calls: tuple[PairedCall, ...]
+    calls: RowTuple[PairedCall]
     unpaired_a: tuple[Call, ...] = ()
     unpaired_b: tuple[Call, ...] = ()
     agreement: Agreement | None = None

@@ -39,6 +39,7 @@ from hookscope.comparison.resizes import resizes_apart
 from hookscope.comparison.rows import RowSums, parts_of
 from hookscope.comparison.side import Side
 from hookscope.comparison.weights import Weights, stored_as
+from hookscope.display import RowTuple
 from hookscope.errors import HookscopeError, InputError, NoMapError, UsageError, is_out_of_memory
 from hookscope.findings import counted
 from hookscope.hooks import MODEL, OPERATION, Call, Layers, Selection, check_hookable, maps_or_vectors, named_inputs
@@ -104,7 +105,7 @@ def with_operations(found: Comparison, again: Comparison) -> Comparison:
             rows.insert(next(later, len(rows)), again.calls[keys.index(key)])
     first = next((at for at, pair in enumerate(rows) if pair.key == answer.first), len(rows))
     same = sum(pair.is_same for pair in rows[:first])
-    return replace(found, answer=replace(answer, same_before=same), calls=tuple(rows))
+    return replace(found, answer=replace(answer, same_before=same), calls=RowTuple(rows))
 
 
 @dataclass
@@ -407,7 +408,7 @@ class ComparisonRun:
             b,
             tuple(self.names),
             find_answer(rows, a, b, *only, self.input_change, self.calls.lost, weights.relation),
-            rows,
+            RowTuple(rows),
             *only,
             self.agreement.result(),
             matrix,

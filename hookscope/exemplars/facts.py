@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from hookscope.columns import Column, Columns, Row
-from hookscope.display import Cells, Picture, Shown
+from hookscope.display import Cells, Picture, RowTuple, Shown
 from hookscope.hooks import CALL
 
 if TYPE_CHECKING:
@@ -140,7 +140,7 @@ class LayerExemplars(Shown):
     measure: str
     images: int
     field: ReceptiveField
-    channels: tuple[ChannelExemplars, ...]
+    channels: RowTuple[ChannelExemplars]
 
     def _cells(self) -> Cells:
         return {"layer": self.key, "measure": self.measure, "images": self.images, "channels": len(self.channels)}

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from hookscope.display import Rows
+from hookscope.display import Rows, RowTuple
 from hookscope.drawing import channel_numbers, image_bytes
 from hookscope.errors import ImageError, InputError, LayerError, UsageError, check_whole, printable
 from hookscope.exemplars.channels import Candidates
@@ -71,7 +71,7 @@ class SavedExemplars:
     receptive_fields: Mapping[str, ReceptiveField] = field(default_factory=dict)
     synthesized: SynthesizedImages = field(default_factory=dict)  # also those that a later best exemplar exceeds
 
-    def layers(self) -> list[LayerExemplars]:
+    def layers(self) -> Rows[LayerExemplars]:
         return Rows(self._layer(layer) for layer in self.found.layers.values())
 
     def _layer(self, layer: FoundInLayer) -> LayerExemplars:
@@ -87,7 +87,7 @@ class SavedExemplars:
             made = tuple(image for image in made_of.get(channel, ()) if image.best == highest)
             rest = selectivity, best_class, nonfinite, made, made_of.get(channel) == ()
             channels.append(ChannelExemplars(channel, most, fewest, counts, edges, classes, *rest))
-        return LayerExemplars(layer.call, layer.part, self.source.measure, layer.images, window, tuple(channels))
+        return LayerExemplars(layer.call, layer.part, self.source.measure, layer.images, window, RowTuple(channels))
 
     def _by_channel(self, best: Candidates, channels: int, window: ReceptiveField) -> list[tuple[Exemplar, ...]]:
         by_channel: list[list[Exemplar]] = [[] for _ in range(channels)]
@@ -172,7 +172,7 @@ def _field(parts: Mapping[str, Any]) -> ReceptiveField:
     return ReceptiveField(**named)
 
 
-def read_exemplars(path: StrPath) -> list[LayerExemplars]:
+def read_exemplars(path: StrPath) -> Rows[LayerExemplars]:
     """Read the exemplars that `find_exemplars` saved, without the model and the images.
 
     Of a run that was interrupted they are of the images that it has done, with ``field.source`` ``whole``.
@@ -194,7 +194,7 @@ def read_exemplars(path: StrPath) -> list[LayerExemplars]:
     return load_exemplars(path).layers()
 
 
-def read_exemplars_of(path: StrPath, net: LoadedModel) -> list[LayerExemplars]:
+def read_exemplars_of(path: StrPath, net: LoadedModel) -> Rows[LayerExemplars]:
     """`read_exemplars`, if they were found with this model, its weights and its preprocessing.
 
     Raises:
@@ -224,7 +224,7 @@ def find_exemplars(
     save: StrPath | None = None,
     resume: bool = False,
     run: RunSettings = RunSettings(),
-) -> list[LayerExemplars]:
+) -> Rows[LayerExemplars]:
     """Find the images, and the places in them, that excite each channel of the chosen layers most.
 
     All layers are read in one pass over the images. Memory does not grow with the number of images: it holds what is

@@ -12,6 +12,7 @@ from PIL import Image
 from torch import Tensor
 from torchvision.transforms import functional as F
 
+from hookscope.display import RowTuple
 from hookscope.drawing import channel_numbers, input_size_of
 from hookscope.errors import UsageError, check_whole
 from hookscope.exemplars.facts import ChannelExemplars, LayerExemplars, SynthesizedByChannel, SynthesizedImage
@@ -136,7 +137,7 @@ def add_synthesized(
         made = images.get(channel.channel)
         return channel if made is None else replace(channel, synthesized=made, unreached=not made)
 
-    return replace(found, channels=tuple(map(excited, found.channels)))
+    return replace(found, channels=RowTuple(map(excited, found.channels)))
 
 
 @dataclass(frozen=True)

@@ -78,7 +78,7 @@ def class_activation_maps(
     smooth: bool = False,
     on_progress: Progress | None = None,
     on_skip: Callable[[Call, NoMapError], None] | None = None,
-) -> list[ClassActivationMap]:
+) -> Rows[ClassActivationMap]:
     """Compute the class activation maps of one image: class by class, the layers in order of execution.
 
     The model runs in eval mode, with gradients even under ``no_grad``. Its modes, flags, ``.grad``, hooks and the
@@ -168,7 +168,7 @@ def _smoothed(
     layers: Layers | None,
     target: Any,
     on_progress: Progress | None,
-) -> list[ClassActivationMap]:
+) -> Rows[ClassActivationMap]:
     """The maps of the image, with the mean values of the maps of its variants."""
     picture = picture_of(inputs)
     if picture is None:

@@ -128,7 +128,7 @@ def shared_tops(maps: Iterable[ClassActivationMap]) -> dict[str, float]:
     return tops
 
 
-def fuse_maps(maps: Sequence[ClassActivationMap]) -> list[ClassActivationMap]:
+def fuse_maps(maps: Sequence[ClassActivationMap]) -> Rows[ClassActivationMap]:
     """Fuse the maps of several layers into one for each class: their mean, each layer scaled by its highest value.
 
     The highest value is that over all classes of ``maps``. All maps are resized to the finest. Negative values count as

@@ -133,7 +133,7 @@ def saliency_maps(
     categories: Sequence[str] | None = None,
     settings: Settings | None = None,
     on_progress: Callable[[int, int], None] | None = None,
-) -> list[Saliency]:
+) -> Rows[Saliency]:
     """Compute a saliency map for each chosen class.
 
     The model runs in eval mode, with gradients even under ``no_grad``, and stays as it is.

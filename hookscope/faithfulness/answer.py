@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import nn
 
-from hookscope.display import Cells, Shown
+from hookscope.display import Cells, RowTuple, Shown
 from hookscope.drawing import HeatPanel, HeatRow
 from hookscope.errors import UsageError, all_of
 from hookscope.explain import OverlaySource, why_unseen
@@ -88,7 +88,7 @@ class MapComparison(Shown):
 
     by: str
     images: int
-    maps: tuple[MapScores, ...]
+    maps: RowTuple[MapScores]
     verdict: tuple[str, ...]
 
     def _cells(self) -> Cells:
@@ -140,7 +140,7 @@ def compare_maps(measured: Sequence[Sequence[Faithfulness]], by: str = "road", *
         _scores([image[name] for image in images], interval, gap, MEASURES[by])
         for name, interval, gap in zip(names, intervals, behind, strict=True)
     ]
-    ranked = tuple(scores[at] for at in np.argsort(-means, kind="stable"))
+    ranked = RowTuple(scores[at] for at in np.argsort(-means, kind="stable"))
     return MapComparison(by, len(images), ranked, tuple(_verdict(ranked, by, len(images))))
 
 

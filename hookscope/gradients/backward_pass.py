@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
 
 from hookscope.columns import Column, Columns
-from hookscope.display import Cells, Shown
+from hookscope.display import Cells, RowTuple, Shown
 from hookscope.errors import ModelError
 from hookscope.gradients.autograd_flow import gradient_stops, in_graph, refuse_reentrant_checkpoints
 from hookscope.gradients.modify import Change
@@ -178,8 +178,8 @@ class GradientReport(Shown):
 
     value: float
     targets: tuple[Prediction, ...]
-    layers: tuple[LayerGradient, ...]
-    parameters: tuple[ParameterGradient, ...]
+    layers: RowTuple[LayerGradient]
+    parameters: RowTuple[ParameterGradient]
     did_not_run: tuple[str, ...]
     total_norm: float
     total_after: float | None = None
@@ -265,8 +265,8 @@ def layer_gradients(
         return GradientReport(
             value=float(value.detach()),
             targets=targets,
-            layers=at_layers,
-            parameters=_of_parameters(model, before, after),
+            layers=RowTuple(at_layers),
+            parameters=RowTuple(_of_parameters(model, before, after)),
             did_not_run=record.observer.progress.did_not_run,
             total_norm=total_norm(before.values()),
             total_after=None if after is None else total_norm(after.values()),
@@ -285,7 +285,8 @@ def select_parameters(report: GradientReport, model: nn.Module, layers: Layers) 
     names = {name for name, _ in model.named_modules(remove_duplicate=False) if selection.calls_by_name([name])}
     names |= {layer.call.name for layer in report.layers}
     children = tuple(f"{name}." for name in names)
-    return replace(report, parameters=tuple(p for p in report.parameters if "" in names or p.name.startswith(children)))
+    kept = (p for p in report.parameters if "" in names or p.name.startswith(children))
+    return replace(report, parameters=RowTuple(kept))
 
 
 def _without_gradient(model: nn.Module, inputs: Any, loss: AnyLoss, output: Any) -> ModelError:

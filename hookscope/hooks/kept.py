@@ -44,7 +44,7 @@ class CallMapping(Shown, Mapping[str, Any]):
         self._progress, self._names = progress, names
 
     @property
-    def calls(self) -> tuple[Call, ...]:
+    def calls(self) -> RowTuple[Call]:
         """The kept calls, in order of execution."""
         return RowTuple(self._calls[key] for key in self)
 

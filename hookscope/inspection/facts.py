@@ -13,7 +13,7 @@ from PIL import Image
 from torch import Tensor
 
 from hookscope.comparison import AgainstReference
-from hookscope.display import Cells, Picture, Shown
+from hookscope.display import Cells, Picture, RowTuple, Shown
 from hookscope.drawing import Heat, Tiles, draw_heat, image_bytes
 from hookscope.explain import ClassActivationMap
 from hookscope.findings import Finding
@@ -198,11 +198,11 @@ class Inspection(Shown):
 
     model: str
     weights: str
-    images: tuple[InspectedImage, ...]
-    places: tuple[Place, ...]
-    calls: tuple[CallFacts, ...]
-    layers: tuple[InspectedLayer, ...]
-    findings: tuple[Finding, ...]
+    images: RowTuple[InspectedImage]
+    places: RowTuple[Place]
+    calls: RowTuple[CallFacts]
+    layers: RowTuple[InspectedLayer]
+    findings: RowTuple[Finding]
     provenance: Mapping[str, Any]
     notes: tuple[str, ...] = ()
     trace: Trace | None = None

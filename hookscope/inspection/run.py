@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from hookscope.comparison import against_reference
+from hookscope.display import RowTuple
 from hookscope.drawing import input_frames, input_size_of, layers_of_classes, names_of_channels
 from hookscope.errors import (
     AbsentTargetError,
@@ -368,11 +369,11 @@ class InspectionRun:
         return Inspection(
             model=net.name,
             weights=net.weights,
-            images=evidence.images,
-            places=find_places(evidence),
-            calls=evidence.calls,
-            layers=layers,
-            findings=evidence.findings,
+            images=RowTuple(evidence.images),
+            places=RowTuple(find_places(evidence)),
+            calls=RowTuple(evidence.calls),
+            layers=RowTuple(layers),
+            findings=RowTuple(evidence.findings),
             provenance=self._provenance(),
             notes=tuple(dict.fromkeys([*self._notes(), *([against.sentence] if against else [])])),
             trace=self.whole,

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from hookscope.display import Cells, Picture, Shown
+from hookscope.display import Cells, Picture, RowTuple, Shown
 from hookscope.drawing import map_png
 from hookscope.errors import NoMapError, UsageError, check_whole
 from hookscope.findings import listed
@@ -342,7 +342,7 @@ class Ablation(Shown):
     """
 
     prediction: Prediction
-    channels: tuple[ChannelWorth, ...]
+    channels: RowTuple[ChannelWorth]
     skipped: tuple[str, ...]
 
     def _cells(self) -> Cells:
@@ -432,7 +432,7 @@ def ablate_each(
         sites = [site for site in with_all.sites if any(row.call == site.call for row in rows[:keep])]
         maps = channel_maps(passes, sites)
         rows[:keep] = [replace(row, values=_values(maps.get(row.call.key), row.channel)) for row in rows[:keep]]
-    return Ablation(prediction, tuple(rows), with_all.skipped)
+    return Ablation(prediction, RowTuple(rows), with_all.skipped)
 
 
 def _values(maps: Maps | None, channel: int) -> NDArray[np.float32] | None:

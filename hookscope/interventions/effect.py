@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hookscope.display import Cells, Shown
+from hookscope.display import Cells, RowTuple, Shown
 from hookscope.hooks import (
     AnyModel,
     Call,
@@ -151,7 +151,7 @@ class Effect(Shown):
 
     before: Any
     after: Any
-    layers: tuple[MovedLayer, ...]
+    layers: RowTuple[MovedLayer]
     changed: dict[str, int]
     missing: tuple[str, ...]
 
@@ -241,7 +241,7 @@ def intervention_effect(
     order, ran = list(before), {layer.call.key for layer in moved}
     missing = [key for key in order[order.index(moved[0].call.key) :] if key not in ran] if moved else []
     missing += [call.key for call in new if second.wanted(call)]
-    return Effect(output, changed_output, tuple(moved), dict(block.changed), tuple(missing))
+    return Effect(output, changed_output, RowTuple(moved), dict(block.changed), tuple(missing))
 
 
 def _run(model: nn.Module, inputs: tuple[Any, ...], seed: int | None) -> Any:

@@ -179,7 +179,7 @@ def _duplicate_labels(rows: Tensor, norms: Tensor, cosine: float) -> Tensor:
 
 def parameter_statistics(
     model: AnyModel, thresholds: ParameterThresholds | None = None, layers: Layers | None = None, *, bins: int = 0
-) -> list[ParameterStatistics]:
+) -> Rows[ParameterStatistics]:
     """Statistics of all parameters of ``model`` and of the buffers of its BatchNorms, in order of registration.
 
     Weights that pruning and parametrizations compute stand before the parameters that they come from.

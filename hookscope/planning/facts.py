@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from hookscope.display import Cells, Shown
+from hookscope.display import Cells, RowTuple, Shown
 from hookscope.hooks import Call, Pixels, Shape
 
 
@@ -152,7 +152,7 @@ class Plan(Shown):
     device: str
     optimizer: str
     checkpointed: tuple[str, ...]
-    calls: tuple[CallCost, ...]
+    calls: RowTuple[CallCost]
     memory: MemoryPlan
     limit: int | None = None
     largest_batch: int | None = None

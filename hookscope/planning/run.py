@@ -12,6 +12,7 @@ from typing import Any
 
 from torch import nn
 
+from hookscope.display import RowTuple
 from hookscope.errors import (
     HookscopeError,
     InputError,
@@ -149,7 +150,7 @@ def plan(
         device=where,
         optimizer=called.lower() if train else "",
         checkpointed=names,
-        calls=_costs(record, balance or BALANCE, measured, effective),
+        calls=RowTuple(_costs(record, balance or BALANCE, measured, effective)),
         memory=record.memory,
         limit=memory,
         largest_batch=largest,

@@ -14,6 +14,7 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from hookscope.comparison import CkaMatrix, Comparison, differences_plot, matrix_plot
+from hookscope.display import Rows
 from hookscope.drawing import Chart, ChartAxis, Curve, RowPlot, draw_rows
 from hookscope.errors import InputError, UsageError, kind_of
 from hookscope.exemplars import LayerExemplars
@@ -250,7 +251,7 @@ _FINDINGS: Mapping[type, Callable[..., list[Any]]] = {
 }
 
 
-def diagnose(result: Any, **options: Any) -> list[Any]:
+def diagnose(result: Any, **options: Any) -> Rows[Any]:
     """The findings on a result, the most severe first. Each has a name, a severity, a layer and its evidence.
 
     Args:

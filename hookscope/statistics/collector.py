@@ -133,7 +133,7 @@ class StatisticsCollector(Shown):
         """A row for each measured call, as ``totals.statistics()`` returns them."""
         return self.totals.statistics()
 
-    def findings(self, thresholds: StatisticsThresholds | None = None) -> list[Finding]:
+    def findings(self, thresholds: StatisticsThresholds | None = None) -> Rows[Finding]:
         """What somebody should look at, as `diagnose` finds it."""
         return diagnose(self.totals, thresholds)
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
+from hookscope.display import Rows
 from hookscope.findings import (
     CATALOGUE,
     Finding,
@@ -121,7 +122,7 @@ RULES = Rules("activations", lambda measured: measured.layers)
 rule, layer_rule = RULES.rule, RULES.row_rule
 
 
-def diagnose(statistics: RunningStatistics, thresholds: StatisticsThresholds | None = None) -> list[Finding]:
+def diagnose(statistics: RunningStatistics, thresholds: StatisticsThresholds | None = None) -> Rows[Finding]:
     """All findings on what a `StatisticsCollector` measured, the most severe first.
 
     Findings of one severity are in order of causes, then of execution. More than three alike are `merged`.
@@ -150,7 +151,7 @@ def find_problems(
     images: int,
     thresholds: StatisticsThresholds,
     assumed: bool = False,
-) -> list[Finding]:
+) -> Rows[Finding]:
     """`diagnose` for statistics that are already computed, on inputs whose normalisation may be ``assumed``."""
     measured = Measured(layers, list(drifts), images, thresholds, assumed)
     findings = list(RULES.findings(measured))

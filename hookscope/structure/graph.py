@@ -11,7 +11,7 @@ from itertools import count, pairwise
 from typing import TYPE_CHECKING
 
 from hookscope import tracing
-from hookscope.display import Cells, Shown
+from hookscope.display import Cells, RowTuple, Shown
 from hookscope.errors import check_whole
 from hookscope.hooks import MODEL, OPERATION, Shape, activation_class, call_key
 from hookscope.structure.tree import CallBlock, Structure, folded_name, size_of
@@ -98,8 +98,8 @@ class NetworkGraph(Shown):
         depth: How many levels of modules are open.
     """
 
-    nodes: tuple[GraphNode, ...]
-    edges: tuple[GraphEdge, ...]
+    nodes: RowTuple[GraphNode]
+    edges: RowTuple[GraphEdge]
     depth: int
 
     def _cells(self) -> Cells:
@@ -344,7 +344,7 @@ def _graph(structure: Structure, depth: int) -> NetworkGraph:
         for node in order
         for source, shapes in sorted(sketch.reads[node].items())
     ]
-    return NetworkGraph(tuple(nodes), tuple(edges), depth)
+    return NetworkGraph(RowTuple(nodes), RowTuple(edges), depth)
 
 
 def _visible(structure: Structure, block: CallBlock, depth: int) -> Iterator[CallBlock]:

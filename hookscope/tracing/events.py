@@ -155,7 +155,7 @@ class PassRecord(Shown):
         operations: How often each function ran that is not a module, by torch's internal names; empty with ``ops``.
     """
 
-    calls: tuple[CallRecord, ...]
+    calls: RowTuple[CallRecord]
     did_not_run: tuple[str, ...] = ()
     loss: str = ""
     value: float | None = None
@@ -249,7 +249,7 @@ def trace_events(
             output = model(*passed_on(leaves_of(inputs)))
         about = _differentiate(model, output, chosen, recorder) if backward else {}
         idle, operations = _idle(model, recorder.observer), recorder.counter.counts
-        return PassRecord(tuple(recorder.records()), idle, **about, operations=operations)
+        return PassRecord(RowTuple(recorder.records()), idle, **about, operations=operations)
 
 
 def _idle(model: nn.Module, observer: Observer) -> tuple[str, ...]:

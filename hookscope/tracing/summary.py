@@ -16,6 +16,7 @@ from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
+from hookscope.display import Rows
 from hookscope.errors import InputError, ModelError, is_out_of_memory
 from hookscope.geometry import FieldTracker
 from hookscope.hooks import (
@@ -201,7 +202,7 @@ def list_layers(
     inputs: Inputs | None = None,
     *,
     ops: bool = False,
-) -> list[LayerCall]:
+) -> Rows[LayerCall]:
     """Every call of the chosen types in one forward pass of ``model``, in order of execution.
 
     Args:

@@ -22,6 +22,7 @@ from hookscope.cli.shared.picture_run import PictureCommand, write_bytes
 from hookscope.cli.shared.subject import ImageFiles, caption_of, with_subject
 from hookscope.cli.shared.written import wrote
 from hookscope.columns import Column, Columns, Row
+from hookscope.display import RowTuple
 from hookscope.errors import UsageError, printable
 from hookscope.findings import counted, numbers_by_severity, percent, severity_counts
 
@@ -125,7 +126,7 @@ class Inspect(PictureCommand):
             note(f"Note: {outcome.against.sentence}")
         places = [self.with_command(place, outcome.images[place.image or 0].name) for place in outcome.places]
         provenance = {**outcome.provenance, "command": process.command_line()}
-        outcome = replace(outcome, provenance=provenance, places=tuple(places))
+        outcome = replace(outcome, provenance=provenance, places=RowTuple(places))
         words = [files.words[image.name] for image in images]
         file = place.path_for(page_name(words, net.name), "", net.name, alone=True)
         crops = exemplars.cut_crops(net, best)
