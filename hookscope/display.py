@@ -265,5 +265,10 @@ def _same_columns(rows: Sequence[Cells]) -> list[dict[str, Any]]:
 
 
 def _cut(text: str, longest: int) -> str:
-    """``text`` without its middle where it is long."""
-    return text if len(text) <= longest else f"{text[: longest // 2]}…{text[len(text) - longest // 2 + 1 :]}"
+    """``text`` without its middle where it is long; of a sentence whole words are left."""
+    if len(text) <= longest:
+        return text
+    start, end = text[: longest // 2], text[len(text) - longest // 2 + 1 :]
+    if " " in start and " " in end:
+        start, end = f"{start.rpartition(' ')[0]} ", f" {end.partition(' ')[2]}"
+    return f"{start}…{end}"

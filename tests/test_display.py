@@ -21,6 +21,7 @@ from hookscope.display import Picture, Rows, Shown, engineering
 from hookscope.drawing import colours, map_png
 from hookscope.errors import HookscopeError, LayerError
 from hookscope.findings import Finding
+from hookscope.images import ImageWarning
 from hookscope.models import LoadedModel
 from hookscope.tracing import LAYER_CALLS
 
@@ -285,6 +286,21 @@ def test_rows_in_a_result_show_themselves_as_a_table_and_stay_a_tuple(net: Loade
         assert len(repr(rows).splitlines()) == 8 and f"and {len(rows) - 6} more rows" in repr(rows)
         assert len(Cells(rows._repr_html_()).rows) == 13 and max(map(len, repr(rows).splitlines())) <= 120  # type: ignore[attr-defined]
     assert repr(events).splitlines()[1].split()[:3] == ["0", "pre-hook", "features.0"]
+    norm = report.parameters[0].gradient.norm
+    assert f"{norm:.4g}" in report.parameters._repr_html_() and f"{norm:.4g}" in repr(report.parameters)
+    assert "GradientSize" not in report.parameters._repr_html_()
+
+
+def test_of_a_long_sentence_whole_words_are_left() -> None:
+    sentence, name = "a finding says why the layer " * 5, "layer" * 20
+    said, named = Rows([Thing(text=sentence), Thing(text=name)]).__repr__().splitlines()[1:]
+    assert {*said.split()} == {*sentence.split(), "…"} and 50 < len(said) <= 60 == len(named)
+
+
+def test_an_image_that_is_given_twice_is_inspected_once(net: LoadedModel) -> None:
+    star = hookscope.open_image(STAR)
+    with pytest.warns(ImageWarning, match="^image 1: left out: an earlier image has the same content$"):
+        assert len(hookscope.inspect(net, [star, star.copy()]).images) == 1
 
 
 def test_the_records_of_rows_have_the_fields_of_csv_and_exact_values(net: LoadedModel, x: torch.Tensor) -> None:
@@ -337,6 +353,7 @@ STRANGE: list[tuple[str, Callable[[LoadedModel, torch.Tensor], Any]]] = [
     ("bad channels [1.5]", lambda net, x: hookscope.draw_sheet(x, channels=[1.5])),  # type: ignore[list-item]
     ("limit 'a' is not a number above 0", lambda net, x: hookscope.ClipGradientNorm("a")),  # type: ignore[arg-type]
     ("a region is a mask (H, W), not one number", lambda net, x: hookscope.RegionTarget("left")),
+    ("StatisticsCollector take tensors", hookscope.inspect),
     ("page of LayerExemplars: missing a required argument: 'net'", lambda net, x: hookscope.write_page(
         hookscope.find_exemplars(net, [STAR], "features.0", channels=3, top=1), "page.html")),
 ]  # fmt: skip

@@ -124,8 +124,8 @@ class LayerGradient(Shown):
         return _ratio(self.grad_output, self.activation_norm)
 
 
-@dataclass(frozen=True, slots=True)
-class ParameterGradient:
+@dataclass(frozen=True, slots=True, repr=False)
+class ParameterGradient(Shown):
     """The gradient of the loss with respect to one parameter.
 
     Attributes:
@@ -147,6 +147,9 @@ class ParameterGradient:
     weight_norm: float
     frozen: bool
     after: GradientSize | None = None
+
+    def _columns(self) -> Columns:
+        return PARAMETER_GRADIENTS
 
     @property
     def ratio(self) -> float | None:

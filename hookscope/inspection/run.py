@@ -160,11 +160,13 @@ def inspect(
 def _distinct(input_images: Sequence[InputImage], on_note: Callable[[str, str], None]) -> Iterator[InputImage]:
     """Each image once: equal images would look like a network that does not depend on its input."""
     known: set[str] = set()
-    for image in input_images:
-        if image.sha256 and image.sha256 in known:
-            on_note(image.name, "left out: an earlier image has the same content")
+    for number, image in enumerate(input_images):
+        pixels = (frame.tobytes() for frame in image.frames if not image.sha256)  # of an image without a file
+        content = image.sha256 or f"{image.image.size} {hashlib.sha256(b''.join(pixels)).hexdigest()}"
+        if content in known:
+            on_note(image.name or f"image {number}", "left out: an earlier image has the same content")
             continue
-        known.add(image.sha256)
+        known.add(content)
         yield image
 
 
