@@ -84,6 +84,7 @@ from .scores import (
 from .statistics import (
     RunningStatistics as RunningStatistics,
     StatisticsCollector as StatisticsCollector,
+    load_statistics as load_statistics,
 )
 from .structure import (
     draw_graph as draw_graph,

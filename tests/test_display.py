@@ -258,6 +258,7 @@ def test_the_next_step_is_a_method_of_the_result(net: LoadedModel, x: torch.Tens
         features.array()
     with pytest.raises(LayerError, match=r"no column 'conv1'; there are features.0, features.3"):
         features.array("conv1")
+    assert hookscope.extract(net, [star, hookscope.open_image(ring)], "features.0").array().shape == (2, 64, 63, 63)
     with hookscope.capture(net, "features.3.*") as activations:
         net(x)
     drawn = hookscope.draw_sheet(activations["features.3.squeeze"], STAR, net, title="features.3.squeeze")
@@ -334,6 +335,10 @@ def test_checks_are_a_table_of_their_results(net: LoadedModel) -> None:
     assert [line.split()[0] for line in repr(checks).splitlines()] == ["name", *(check.name for check in checks)]
 
 
+def on_meta() -> nn.Module:
+    return nn.Conv2d(3, 4, 3, device="meta")
+
+
 STRANGE: list[tuple[str, Callable[[LoadedModel, torch.Tensor], Any]]] = [
     ("expected the path of a file, got None", lambda net, x: hookscope.read_runs(None)),  # type: ignore[arg-type]
     ("expected the path of a file, got Tensor", lambda net, x: hookscope.read_sheet(x)),  # type: ignore[arg-type]
@@ -353,6 +358,12 @@ STRANGE: list[tuple[str, Callable[[LoadedModel, torch.Tensor], Any]]] = [
     ("bad channels [1.5]", lambda net, x: hookscope.draw_sheet(x, channels=[1.5])),  # type: ignore[list-item]
     ("limit 'a' is not a number above 0", lambda net, x: hookscope.ClipGradientNorm("a")),  # type: ignore[arg-type]
     ("a region is a mask (H, W), not one number", lambda net, x: hookscope.RegionTarget("left")),
+    ("is on the meta device: it has shapes and no values", lambda net, x: hookscope.extract(on_meta(), STAR, 0)),
+    ("is on the meta device: it has shapes and no values", lambda net, x: hookscope.verify(on_meta(), x)),
+    ("is on the meta device: it has shapes and no values", lambda net, x: hookscope.compare(on_meta(), net, STAR)),
+    ("on the meta device has a shape and no values", lambda net, x: hookscope.draw_sheet(x.to("meta"))),
+    ("on the meta device has a shape and no values", lambda net, x: hookscope.draw_kernels(on_meta())),
+    ("no method '3'", lambda net, x: hookscope.cam_faithfulness(net, x, methods=3)),  # type: ignore[arg-type]
     ("StatisticsCollector take tensors", hookscope.inspect),
     ("page of LayerExemplars: missing a required argument: 'net'", lambda net, x: hookscope.write_page(
         hookscope.find_exemplars(net, [STAR], "features.0", channels=3, top=1), "page.html")),

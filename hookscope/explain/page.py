@@ -34,7 +34,7 @@ from hookscope.explain.saliency import Saliency
 from hookscope.explain.saliency_methods import SALIENCY_METHODS
 from hookscope.findings import counted, percent
 from hookscope.images import AnyImage, as_picture
-from hookscope.models import LoadedModel
+from hookscope.models import LoadedModel, note_input
 from hookscope.scores import Score
 
 Box = tuple[float, float, float, float]
@@ -51,9 +51,21 @@ class OverlaySource:
     origin: Origin
 
     @classmethod
-    def of(cls, picture: AnyImage, net: LoadedModel | nn.Module | None = None) -> OverlaySource:
-        """The source of ``picture``, of which a `LoadedModel` may have seen a part, and other models all."""
+    def of(
+        cls, picture: AnyImage, net: LoadedModel | nn.Module | None = None, seen: tuple[int, int] | None = None
+    ) -> OverlaySource:
+        """The source of ``picture``, of which a `LoadedModel` may have seen a part, and other models all.
+
+        Warns if maps of an input ``seen`` ``(H, W)`` are not of the input that the model makes of it.
+        """
         picture = as_picture(picture)
+        if isinstance(net, LoadedModel) and seen is not None:
+            made = net.prepare(picture).shape[-2:]
+            if tuple(made) != seen:
+                words = (
+                    f"the maps are of an input of {seen[0]}x{seen[1]}, and {net.name} makes one of {made[0]}x{made[1]}"
+                )
+                note_input(f"{words} from the photograph: they may lie on other pixels of it")
         return cls(*seen_part(picture, net), Origin.of(net, picture))
 
     def lines(self, method: str) -> list[str]:
@@ -195,7 +207,7 @@ def draw_saliency(
         True
     """
     saliency = one_of(Saliency, saliency, "saliency_maps")
-    source, how = OverlaySource.of(photograph, net), SALIENCY_METHODS[saliency.method]
+    source, how = OverlaySource.of(photograph, net, saliency.seen), SALIENCY_METHODS[saliency.method]
     cmap = cmap or (TWO_COLOURS if how.signed else ONE_COLOUR)
     sigma = saliency.usual_smoothing if smooth is None else smooth
     others = [saliency, *scale_of]
@@ -304,7 +316,8 @@ def draw_cam(
     maps = all_of(ClassActivationMap, maps, "class_activation_maps")
     if not maps:
         raise UsageError("no class activation map to draw", do="choose layers that have maps")
-    source, tops, cmap = OverlaySource.of(photograph, net), shared_tops([*maps, *scale_of]), cmap or ONE_COLOUR
+    source, cmap = OverlaySource.of(photograph, net, maps[0].seen), cmap or ONE_COLOUR
+    tops = shared_tops([*maps, *scale_of])
     heading, rows = (_rows_of_class if len(maps_by_class(maps)) == 1 else _rows_of_classes)(source, maps, tops)
     panels = sum(len(row.panels) for row in rows) + heading.photograph
     pixels = panels * source.photograph.width * source.photograph.height

@@ -177,7 +177,8 @@ def cam_faithfulness(
         ['gradcam', 'layercam', 'random', 'centred']
     """
     model, categories = module_of(model), names_of(model, categories)
-    methods = [methods] if isinstance(methods, str) else methods
+    if methods is not None and (isinstance(methods, str) or not isinstance(methods, Iterable)):
+        methods = [methods]
     chosen = [*CAM_METHODS, *ATTENTION_METHODS] if methods is None else list(methods)
     maps_of = partial(
         class_activation_maps, model, inputs, layers, types=types, categories=categories, batch_size=batch_size

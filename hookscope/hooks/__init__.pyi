@@ -91,6 +91,7 @@ from .tensors import (
     as_array as as_array,
     as_float as as_float,
     as_plain as as_plain,
+    check_values as check_values,
     finite_values as finite_values,
     graph_nodes as graph_nodes,
     joined_inputs as joined_inputs,

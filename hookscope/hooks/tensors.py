@@ -51,8 +51,15 @@ def as_float(tensor: Tensor) -> Tensor:
     return tensor if tensor.dtype in (torch.float32, torch.float64) else tensor.float()
 
 
+def check_values(tensor: Tensor) -> None:
+    """Raise an InputError for a tensor without values."""
+    if tensor.is_meta:
+        raise InputError("a tensor on the meta device has a shape and no values", do="give one on the cpu")
+
+
 def as_array(tensor: Tensor) -> NDArray[Any]:
     """A copy of the values as NumPy's array; float32 for the number types that NumPy lacks."""
+    check_values(tensor)
     tensor = as_plain(tensor).cpu().clone()
     try:
         return tensor.numpy()
@@ -94,6 +101,7 @@ class FiniteValues:
 
 def finite_values(tensor: Tensor) -> FiniteValues:
     """The finite values of a real tensor, from one pass over it unless some value is NaN or Inf."""
+    check_values(tensor)
     flat, nan = tensor.reshape(-1), 0
     count = flat.numel()
     if not count:

@@ -33,7 +33,9 @@ def paths_or_items(images: Images) -> tuple[list[str] | None, Any]:
     if first is None:
         raise UsageError("there is no image", do="give files, folders or tensors")
     if isinstance(first, str | os.PathLike):
-        return [path_of(path) for path in itertools.chain([first], items)], None
+        images = [first, *items]
+        if not any(is_picture(item) for item in images if not isinstance(item, str | os.PathLike)):
+            return [path_of(path) for path in images], None
     return None, images if isinstance(images, Sequence) else itertools.chain([first], items)
 
 

@@ -30,6 +30,7 @@ from .loaded import (
     family_of as family_of,
     first_channels as first_channels,
     is_quantized as is_quantized,
+    note_input as note_input,
     outputs_of as outputs_of,
 )
 from .metadata import ModelInfo as ModelInfo, WeightsMetadata as WeightsMetadata, find_models as find_models

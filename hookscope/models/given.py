@@ -63,7 +63,7 @@ def takes_inputs(function: _Function) -> _Function:
 def given_inputs(model: AnyModel, inputs: Any) -> tuple[Any, ...]:
     """The positional inputs of one pass: tensors as they are; an image, or the path of one, prepared for ``model``."""
     if is_picture(inputs):
-        return as_loaded(model).inputs_of(inputs)
+        return as_loaded(model, on_meta=True).inputs_of(inputs)
     positional: tuple[Any, ...] = inputs if isinstance(inputs, tuple) else (inputs,)
     if positional and not tensors_in(positional):
         do = "give a tensor (1, 3, H, W), or an image with what hookscope.load_model returns"
@@ -80,7 +80,7 @@ def note_bytes(model: AnyModel, inputs: tuple[Any, ...]) -> None:
     is_image = image.dim() in (4, 5) and image.shape[1] in (1, 3) and image.is_floating_point() and not image.is_meta
     if not (is_image and image.numel() and image.min() >= 0 and _BRIGHT < image.max() <= 255):
         return
-    net = as_loaded(model)
+    net = as_loaded(model, on_meta=True)
     first = next(layer for layer in net.model.modules() if not any(layer.children()))
     values = getattr(net.preprocess.transforms, "values", None)
     takes = values is None or values(torch.ones(len(values.mean), 1, 1)).max() > _BRIGHT

@@ -87,7 +87,7 @@ def load_model(
     chosen.check(input_size)
     names = None if categories is None else tuple(map(str, categories))
     if isinstance(model, nn.Module):
-        loaded = as_loaded(model)
+        loaded = as_loaded(model, on_meta=True)
         preprocess = _prepared(loaded, chosen, input_size, loaded.device)
         return replace(loaded, preprocess=preprocess, categories=names)
     source = find_source(model)

@@ -14,7 +14,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from hookscope.display import Cells, Shown
-from hookscope.errors import InputError, UsageError, kind_of
+from hookscope.errors import InputError, ModelError, UsageError, kind_of
 from hookscope.hooks import AnyModel, module_of
 from hookscope.images import AnyImage, ImageWarning, InputImage, as_picture, is_picture
 from hookscope.models.metadata import WeightsMetadata
@@ -277,11 +277,18 @@ class LoadedModel(Shown):
         return as_batch(self.family, pictures[:1])
 
 
-def as_loaded(net: AnyModel) -> LoadedModel:
-    """``net`` itself, or the record of a module on its device with the usual preprocessing of its family."""
+def as_loaded(net: AnyModel, on_meta: bool = False) -> LoadedModel:
+    """``net`` itself, or the record of a module on its device with the usual preprocessing of its family.
+
+    Raises:
+        ModelError: for a model on the meta device, unless ``on_meta`` says that shapes are enough.
+    """
+    module = module_of(net)
+    name = net.name if isinstance(net, LoadedModel) else type(module).__name__
+    if not on_meta and any(parameter.is_meta for parameter in module.parameters()):
+        raise ModelError(f"{name} is on the meta device: it has shapes and no values", do="build it on the cpu")
     if isinstance(net, LoadedModel):
         return net
-    module = module_of(net)
-    loaded = LoadedModel.of(module, type(module).__name__, _AS_GIVEN, WeightsMetadata())
+    loaded = LoadedModel.of(module, name, _AS_GIVEN, WeightsMetadata())
     device = next((str(parameter.device) for parameter in module.parameters()), "cpu")
     return replace(loaded, device=device, preprocess=replace(loaded.preprocess, device=device))

@@ -35,7 +35,7 @@ from hookscope.drawing import (
     with_provenance,
 )
 from hookscope.errors import LayerError, spelled
-from hookscope.hooks import Layers, module_of, one_thread
+from hookscope.hooks import Layers, check_values, module_of, one_thread
 from hookscope.models import LoadedModel, is_random, package_versions
 from hookscope.parameters.statistics import filter_norms, filters_of, is_convolution, layer_tensor, layers_named
 
@@ -140,6 +140,7 @@ def kernel_sheet(
         chosen = chosen[:_MOST_LAYERS]
     sections = []
     for number, layer, module, filters in chosen:
+        check_values(filters)
         with one_thread():
             section = _section(layer, module, filters, channels, style, first=number == 0)
         sections.append(section)

@@ -111,7 +111,7 @@ class Subject:
                 bare = any(parameter.is_meta for parameter in skeleton.model.parameters())
                 return cls(skeleton.model, source.text, shape, family, "cpu", example.dtype, bare)
             net = load_model(source, "none", device="cpu", input_size=wanted)
-        loaded = as_loaded(net)
+        loaded = as_loaded(net, on_meta=True)
         check_size(loaded.model, wanted, loaded.family)
         shape = loaded.preprocess.input_shape
         if wanted is not None:
