@@ -43,6 +43,11 @@ class Shown:
     """A result that shows its cells, and the rows in it, if any: as tables in a notebook, as text at a prompt."""
 
     __slots__ = ()
+    _row_field = ""
+
+    def __init_subclass__(cls, rows: str = "") -> None:
+        """``rows`` is the field whose rows are shown below the cells."""
+        cls._row_field = rows or cls._row_field
 
     def _columns(self) -> Columns | None:
         """The columns of rows of this class, if a command prints them too."""
@@ -54,7 +59,7 @@ class Shown:
         return columns.cells([self])[0]
 
     def _rows(self) -> Sequence[Any]:
-        return ()
+        return getattr(self, self._row_field) if self._row_field else ()
 
     def __repr__(self) -> str:
         cells = {name: words(value) for name, value in self._cells().items() if not isinstance(value, Picture)}

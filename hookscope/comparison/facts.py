@@ -283,7 +283,7 @@ class SideFacts:
 
 
 @dataclass(frozen=True, repr=False)
-class Comparison(Shown):
+class Comparison(Shown, rows="calls"):
     """What `compare` found.
 
     Attributes:
@@ -326,9 +326,6 @@ class Comparison(Shown):
 
     def _cells(self) -> Cells:
         return {"a": self.a.model, "b": self.b.model, "images": len(self.names), "answer": self.answer.sentence}
-
-    def _rows(self) -> tuple[PairedCall, ...]:
-        return self.calls
 
 
 def _of(path: str, name: str = "", help: str = "", **more: Any) -> Column:

@@ -86,7 +86,7 @@ class SynthesizedByChannel(Shown, dict[int, tuple[SynthesizedImage, ...]]):
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
-class ChannelExemplars(Shown):
+class ChannelExemplars(Shown, rows="most"):
     """What one channel reacts to.
 
     Attributes:
@@ -118,12 +118,9 @@ class ChannelExemplars(Shown):
     def _columns(self) -> Columns:
         return EXEMPLARS.but("index", "name", "type", "call", "order", "part")
 
-    def _rows(self) -> Sequence[Exemplar]:
-        return self.most
-
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
-class LayerExemplars(Shown):
+class LayerExemplars(Shown, rows="channels"):
     """The exemplars of the channels of one call.
 
     Attributes:
@@ -144,9 +141,6 @@ class LayerExemplars(Shown):
 
     def _cells(self) -> Cells:
         return {"layer": self.key, "measure": self.measure, "images": self.images, "channels": len(self.channels)}
-
-    def _rows(self) -> Sequence[ChannelExemplars]:
-        return self.channels
 
     @property
     def key(self) -> str:

@@ -54,18 +54,11 @@ class OverlaySource:
     def of(
         cls, picture: AnyImage, net: LoadedModel | nn.Module | None = None, seen: tuple[int, int] | None = None
     ) -> OverlaySource:
-        """The source of ``picture``, of which a `LoadedModel` may have seen a part, and other models all.
-
-        Warns if maps of an input ``seen`` ``(H, W)`` are not of the input that the model makes of it.
-        """
+        """The source of ``picture``, of which a `LoadedModel` saw a part; warns if that is not ``seen`` ``(H, W)``."""
         picture = as_picture(picture)
-        if isinstance(net, LoadedModel) and seen is not None:
-            made = net.prepare(picture).shape[-2:]
-            if tuple(made) != seen:
-                words = (
-                    f"the maps are of an input of {seen[0]}x{seen[1]}, and {net.name} makes one of {made[0]}x{made[1]}"
-                )
-                note_input(f"{words} from the photograph: they may lie on other pixels of it")
+        if isinstance(net, LoadedModel) and seen and (made := tuple(net.prepare(picture).shape[-2:])) != seen:
+            own, other = ("x".join(map(str, size)) for size in (seen, made))
+            note_input(f"the maps are of an input of {own}, and {net.name} makes one of {other} from the photograph")
         return cls(*seen_part(picture, net), Origin.of(net, picture))
 
     def lines(self, method: str) -> list[str]:

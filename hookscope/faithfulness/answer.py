@@ -76,7 +76,7 @@ class MapScores:
 
 
 @dataclass(frozen=True, repr=False)
-class MapComparison(Shown):
+class MapComparison(Shown, rows="maps"):
     """Maps over images, the best first.
 
     Attributes:
@@ -93,9 +93,6 @@ class MapComparison(Shown):
 
     def _cells(self) -> Cells:
         return {"images": self.images, "by": self.by, "verdict": " ".join(self.verdict)}
-
-    def _rows(self) -> Sequence[MapScores]:
-        return self.maps
 
 
 def compare_maps(measured: Sequence[Sequence[Faithfulness]], by: str = "road", *, seed: int = 0) -> MapComparison:

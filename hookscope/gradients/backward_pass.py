@@ -162,7 +162,7 @@ def _ratio(size: GradientSize | None, norm: float) -> float | None:
 
 
 @dataclass(frozen=True, repr=False)
-class GradientReport(Shown):
+class GradientReport(Shown, rows="layers"):
     """The gradients of one backward pass.
 
     Attributes:
@@ -194,9 +194,6 @@ class GradientReport(Shown):
     def _cells(self) -> Cells:
         counts = {"layers": len(self.layers), "parameters": len(self.parameters)}
         return {"loss": self.loss, "value": self.value, **counts, "total norm": self.total_norm}
-
-    def _rows(self) -> tuple[LayerGradient, ...]:
-        return self.layers
 
 
 _SATURATING = ("Hardsigmoid", "Hardtanh", "LogSigmoid", "Sigmoid", "Softsign", "Tanh")

@@ -179,7 +179,7 @@ class Place(Shown):
 
 
 @dataclass(frozen=True, repr=False)
-class Inspection(Shown):
+class Inspection(Shown, rows="places"):
     """What `inspect` found.
 
     Attributes:
@@ -218,9 +218,6 @@ class Inspection(Shown):
             cells[f"Grad-CAM {number}"] = image._cells()["picture"]
         left = len(self.images) - _MOST_IMAGES
         return cells | ({"more images": left} if left > 0 else {})
-
-    def _rows(self) -> tuple[Place, ...]:
-        return self.places
 
     @property
     def is_random(self) -> bool:

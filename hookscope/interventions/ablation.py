@@ -331,7 +331,7 @@ class ChannelWorth(Shown):
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Ablation(Shown):
+class Ablation(Shown, rows="channels"):
     """Channels ranked by their worth.
 
     Attributes:
@@ -347,9 +347,6 @@ class Ablation(Shown):
 
     def _cells(self) -> Cells:
         return {**self.prediction._cells(), "channels": len(self.channels), "skipped": ", ".join(self.skipped)}
-
-    def _rows(self) -> Sequence[ChannelWorth]:
-        return self.channels
 
 
 @takes_inputs

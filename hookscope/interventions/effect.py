@@ -138,7 +138,7 @@ class MovedLayer(Shown):
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Effect(Shown):
+class Effect(Shown, rows="layers"):
     """A pass without and a pass with interventions.
 
     Attributes:
@@ -157,9 +157,6 @@ class Effect(Shown):
 
     def _cells(self) -> Cells:
         return {"changed": ", ".join(self.changed), "layers": len(self.layers), "missing": ", ".join(self.missing)}
-
-    def _rows(self) -> Sequence[MovedLayer]:
-        return self.layers
 
 
 @takes_inputs

@@ -278,11 +278,7 @@ class LoadedModel(Shown):
 
 
 def as_loaded(net: AnyModel, on_meta: bool = False) -> LoadedModel:
-    """``net`` itself, or the record of a module on its device with the usual preprocessing of its family.
-
-    Raises:
-        ModelError: for a model on the meta device, unless ``on_meta`` says that shapes are enough.
-    """
+    """``net`` itself, or the record of a module; a ModelError for one ``on_meta`` unless shapes are enough."""
     module = module_of(net)
     name = net.name if isinstance(net, LoadedModel) else type(module).__name__
     if not on_meta and any(parameter.is_meta for parameter in module.parameters()):

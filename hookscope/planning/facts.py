@@ -127,7 +127,7 @@ class Measured:
 
 
 @dataclass(frozen=True, repr=False)
-class Plan(Shown):
+class Plan(Shown, rows="calls"):
     """What `plan` found.
 
     Attributes:
@@ -169,6 +169,3 @@ class Plan(Shown):
             "peak": self.memory.peak,
             "largest_batch": self.largest_batch,
         }
-
-    def _rows(self) -> tuple[CallCost, ...]:
-        return self.calls

@@ -89,7 +89,7 @@ class GraphEdge:
 
 
 @dataclass(frozen=True, repr=False)
-class NetworkGraph(Shown):
+class NetworkGraph(Shown, rows="nodes"):
     """A network as a graph without circles; its nodes are in order of execution.
 
     Attributes:
@@ -104,9 +104,6 @@ class NetworkGraph(Shown):
 
     def _cells(self) -> Cells:
         return {"depth": self.depth, "edges": len(self.edges)}
-
-    def _rows(self) -> tuple[GraphNode, ...]:
-        return self.nodes
 
 
 Shapes = dict[tuple[int, ...], None]  # in order, each once

@@ -142,7 +142,7 @@ class CallRecord(Shown):
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class PassRecord(Shown):
+class PassRecord(Shown, rows="calls"):
     """A forward pass, and its backward pass if there was one, as facts.
 
     Attributes:
@@ -166,9 +166,6 @@ class PassRecord(Shown):
     def _cells(self) -> Cells:
         backward = {"loss": self.loss, "value": self.value, "without backward": self.without_backward}
         return {"calls": len(self.calls), "did not run": len(self.did_not_run), **backward}
-
-    def _rows(self) -> tuple[CallRecord, ...]:
-        return self.calls
 
     @property
     def events(self) -> tuple[Event, ...]:

@@ -75,7 +75,7 @@ class NonFinite(Shown):
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class NonFiniteReport(Shown):
+class NonFiniteReport(Shown, rows="made"):
     """Where NaN and Inf come from in one forward pass, and what was looked at.
 
     Attributes:
@@ -107,9 +107,6 @@ class NonFiniteReport(Shown):
         if first is not None:
             cause = {"first": first.call.key or "(model)", "kind": first.kind, "cause": first.cause}
         return {**cause, "operations": self.operations, "values": self.values, "layers": self.layers}
-
-    def _rows(self) -> Sequence[NonFinite]:
-        return self.made
 
     @property
     def first(self) -> NonFinite | None:
