@@ -40,13 +40,12 @@ def engineering(number: int) -> str:
 
 
 class Shown:
-    """A result that shows its cells, and the rows in it, if any: as tables in a notebook, as text at a prompt."""
+    """A result that shows its cells and the rows in its field ``rows``: tables in a notebook, text at a prompt."""
 
     __slots__ = ()
     _row_field = ""
 
     def __init_subclass__(cls, rows: str = "") -> None:
-        """``rows`` is the field whose rows are shown below the cells."""
         cls._row_field = rows or cls._row_field
 
     def _columns(self) -> Columns | None:
@@ -271,9 +270,7 @@ def _same_columns(rows: Sequence[Cells]) -> list[dict[str, Any]]:
 
 def _cut(text: str, longest: int) -> str:
     """``text`` without its middle where it is long; of a sentence whole words are left."""
-    if len(text) <= longest:
-        return text
     start, end = text[: longest // 2], text[len(text) - longest // 2 + 1 :]
     if " " in start and " " in end:
         start, end = f"{start.rpartition(' ')[0]} ", f" {end.partition(' ')[2]}"
-    return f"{start}…{end}"
+    return text if len(text) <= longest else f"{start}…{end}"

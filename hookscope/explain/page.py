@@ -51,9 +51,7 @@ class OverlaySource:
     origin: Origin
 
     @classmethod
-    def of(
-        cls, picture: AnyImage, net: LoadedModel | nn.Module | None = None, seen: tuple[int, int] | None = None
-    ) -> OverlaySource:
+    def of(cls, picture: AnyImage, net: LoadedModel | nn.Module | None = None, seen: Any = None) -> OverlaySource:
         """The source of ``picture``, of which a `LoadedModel` saw a part; warns if that is not ``seen`` ``(H, W)``."""
         picture = as_picture(picture)
         if isinstance(net, LoadedModel) and seen and (made := tuple(net.prepare(picture).shape[-2:])) != seen:

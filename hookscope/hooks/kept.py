@@ -29,10 +29,7 @@ from hookscope.system import StrPath, replacement, write_errors
 
 
 class CallMapping(Shown, Mapping[str, Any]):
-    """Values by call: ``values["name"]``, ``values["name#1"]`` or, by index, ``values[30]``; in order of execution.
-
-    ``values["name:1.0"]`` is one tensor of a call that returned several; its part stands in the column ``shape``.
-    """
+    """Values in order of execution, by name, ``name#1``, index or, of one tensor of several, ``name:1.0``."""
 
     _missing, _present = "nothing kept", "kept"
     _empty = "nothing was kept: no forward pass reached a wanted layer"
@@ -57,9 +54,8 @@ class CallMapping(Shown, Mapping[str, Any]):
         """A copy of the tensor of a call on the CPU as an array; bfloat16 becomes float32."""
         tensors = tensors_in(self[key])
         if len(tensors) != 1:
-            exists = f"there are {listed(list(tensors), 6)}" if tensors else ""
-            do = f"give one as '{key}:PART'" if tensors else ""
-            raise LayerError(f"'{key}' holds {counted(len(tensors), 'tensor')}", exists, do)
+            asked, do = f"'{key}' holds {counted(len(tensors), 'tensor')}", f"give one as '{key}:PART'"
+            raise LayerError(asked, listed(list(tensors), 6), do if tensors else "")
         return as_array(*tensors.values())
 
     def save(self, path: StrPath) -> None:

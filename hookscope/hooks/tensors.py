@@ -61,10 +61,8 @@ def as_array(tensor: Tensor) -> NDArray[Any]:
     """A copy of the values as NumPy's array; float32 for the number types that NumPy lacks."""
     check_values(tensor)
     tensor = as_plain(tensor).cpu().clone()
-    try:
-        return tensor.numpy()
-    except TypeError:
-        return tensor.float().numpy()
+    lacks = tensor.is_floating_point() and tensor.element_size() < 4 and tensor.dtype != torch.float16
+    return (tensor.float() if lacks else tensor).numpy()
 
 
 @dataclass(frozen=True, slots=True)

@@ -173,8 +173,8 @@ def list_pictures(images: Any) -> list[Any]:
     for image in images if isinstance(images, Iterable) and not is_picture(images) else [images]:
         if not is_picture(image):
             do = "give paths, folders or images of Pillow, one or a list"
-            if hasattr(image, "shape"):
-                do += "; predict, class_activation_maps, layer_gradients and StatisticsCollector take tensors"
+            takers = "predict, class_activation_maps, layer_gradients and StatisticsCollector"
+            do += f"; {takers} take tensors" if hasattr(image, "shape") else ""
             raise UsageError(f"expected images, got {kind_of(image)}", do=do)
         path = os.fspath(image) if isinstance(image, str | os.PathLike) else ""
         walked = path and (os.path.isdir(path) or (glob.has_magic(path) and not os.path.exists(path)))

@@ -34,8 +34,8 @@ def paths_or_items(images: Images) -> tuple[list[str] | None, Any]:
         raise UsageError("there is no image", do="give files, folders or tensors")
     if isinstance(first, str | os.PathLike):
         images = [first, *items]
-        if not any(is_picture(item) for item in images if not isinstance(item, str | os.PathLike)):
-            return [path_of(path) for path in images], None
+        if not any(is_picture(item) and not isinstance(item, str | os.PathLike) for item in images):
+            return list(map(path_of, images)), None
     return None, images if isinstance(images, Sequence) else itertools.chain([first], items)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from hookscope.errors import ModelError, OutputNote, UsageError, kind_of, spelled
+from hookscope.errors import OutputNote, UsageError, kind_of, spelled
 from hookscope.findings import listed
 from hookscope.models.choices import AUTOCAST, DTYPES, PreprocessChoice, autocast_dtypes
 from hookscope.models.factories import find_in_source, preprocess_of, return_only
@@ -98,9 +98,7 @@ def load_model(
         )
     with quiet_and_seeded(seed):
         loaded = source.build(choice, seed, progress)
-    if any(parameter.is_meta for parameter in loaded.model.parameters()):
-        raise ModelError(f"{source.text} is on the meta device: it has shapes and no values", do="build it on the cpu")
-    loaded.model.eval().to(where)
+    as_loaded(replace(loaded, name=source.text)).model.eval().to(where)
     if model_output is not None:
         return_only(loaded.model, str(model_output), source.text)
     preprocess = _prepared(loaded, chosen, input_size, where)

@@ -14,7 +14,7 @@ from torch import nn
 from hookscope.drawing.files import read_provenance, write_png
 from hookscope.drawing.heat import DARK, LIGHT
 from hookscope.errors import UsageError
-from hookscope.explain import page as pages
+from hookscope.explain import class_activation_maps, page as pages
 from hookscope.explain.cam_maps import ClassActivationMap, fuse_maps
 from hookscope.explain.page import (
     OverlaySource,
@@ -27,6 +27,8 @@ from hookscope.explain.page import (
 from hookscope.explain.saliency import Saliency
 from hookscope.explain.saliency_methods import SALIENCY_METHODS
 from hookscope.hooks.calls import Call
+from hookscope.images import ImageWarning
+from hookscope.models import load_model
 from hookscope.scores.logits import Prediction
 from tests.explain.pages import BOX, SAYS_RANDOM, SAYS_UNSEEN, TABBY, UNSEEN, VALUES, Drawn, net, picture, record_page
 
@@ -168,6 +170,15 @@ def test_a_fused_map_has_a_scale_of_its_own(drawn: Drawn) -> None:
     assert (about(page)["fused"], about(page)["maps"][0]["type"]) == (True, "Sequential + Conv2d")
     assert drawn.only.scale == "mean, each map 0..1"
     assert drawn.only.words[0] == "layer3 + layer4"
+
+
+@pytest.mark.filterwarnings("error:the maps are of an input of")
+def test_maps_of_another_input_than_the_photographs_are_told() -> None:
+    shapes, photograph = load_model("shapes"), Image.new("RGB", (300, 200))
+    draw_cam(class_activation_maps(shapes, torch.rand(1, 3, 128, 128)), photograph, shapes)
+    maps = class_activation_maps(shapes, torch.rand(1, 3, 96, 96))
+    with pytest.raises(ImageWarning, match="^the maps are of an input of 96x96, and shapes makes one of 128x128"):
+        draw_cam(maps, photograph, shapes)
 
 
 @pytest.mark.parametrize(("count", "shape"), [(1, [1]), (3, [4]), (5, [3, 3]), (20, [5, 5, 5, 5, 1])])

@@ -144,7 +144,7 @@ def test_the_parts_of_a_call_have_the_names_that_tables_show(tmp_path: Path) -> 
         assert {key: saved[key].tolist() for key in saved} == {key: activations.array(key).tolist() for key in parts}
     with pytest.raises(LayerError, match=r"nothing kept of '0:2'; the parts of 0 are 0, 1.b$"):
         activations["0:2"]
-    with pytest.raises(LayerError, match=r"'0' holds 2 tensors; there are 0, 1.b; give one as '0:PART'$"):
+    with pytest.raises(LayerError, match=r"'0' holds 2 tensors; 0, 1.b; give one as '0:PART'$"):
         activations.array("0")
 
 
