@@ -177,7 +177,7 @@ def test_maps_of_another_input_than_the_photographs_are_told() -> None:
     shapes, photograph = load_model("shapes"), Image.new("RGB", (300, 200))
     draw_cam(class_activation_maps(shapes, torch.rand(1, 3, 128, 128)), photograph, shapes)
     maps = class_activation_maps(shapes, torch.rand(1, 3, 96, 96))
-    with pytest.raises(ImageWarning, match="^the maps are of an input of 96x96, and shapes makes one of 128x128"):
+    with pytest.raises(ImageWarning, match=r"^the maps are of an input of 96x96, and shapes makes one of 128x128"):
         draw_cam(maps, photograph, shapes)
 
 
