@@ -176,7 +176,7 @@ class Extraction(Shown):
             names = [*batch.features]
             key = names[column or 0] if isinstance(column, int) or (column is None and len(names) == 1) else column
             if isinstance(key, str) and key not in names:
-                key = key.replace(":", " ", 1)  # "name:part", as activations name it
+                key = key.removeprefix("name:").replace(":", " ", 1)  # "name:part", as activations name it
             if key not in names:
                 asked = "several columns, and none is chosen" if key is None else f"no column '{key}'"
                 raise LayerError(asked, f"there are {listed(names, 6)}", "give one of them")

@@ -124,7 +124,7 @@ class CallMapping(Shown, Mapping[str, Any]):
         """``key`` with the first name of the layer, and without a number for its first call."""
         if key in self._known:
             return key
-        key = key.removeprefix(MODEL)
+        key = key.removeprefix("name:").removeprefix(MODEL)
         name, _, call = key.partition("#")
         name = self._names.get(name, name)
         return f"{name}#{call}" if call not in ("", "0") else name
