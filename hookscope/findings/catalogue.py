@@ -606,7 +606,8 @@ _warning(
 _warning(
     "input-scale",
     "Initialisations and learning rates are made for inputs of about zero mean and unit size.",
-    "Divide images of 0 to 255 by 255, and normalise once by the mean and standard deviation of the data.",
+    "Divide images of 0 to 255 by 255. Normalise once by mean and standard deviation: columns of a table one by one,"
+    " and large targets of a regression too.",
     Threshold("large_input", 10.0, "chosen: root mean square; normalised data have 1, images of 0 to 255 about 130"),
     Threshold("odd_input", 2.5, "root mean square of images that were normalised twice: 3 to 5"),
     Threshold("small_input", 0.01, "root mean square of images that were divided by 255 twice: 0.002"),
@@ -638,7 +639,8 @@ _warning(
 _warning(
     "loss-flat",
     "The model has not learned.",
-    "Train on one batch until its loss is near 0: if that fails, look at the loss, the labels and the learning rate.",
+    "Train on one batch until its loss is near 0: if that fails, look at the loss, the labels and the learning rate."
+    " Large targets of a regression need scaling too.",
     Threshold("flat_loss", 0.02, "chosen: fall over the first loss"),
     Threshold("flat_after", 40, "chosen: in fewer steps little can be learned"),
     cases={"chance": Case("The model has not learned: it guesses.")},

@@ -65,6 +65,7 @@ class StepFacts:
         self._measured, self._measured_before, self._evaluated, self._measured_by = 0, 0, 0, ""
         self._measured_input: Callable[[], Tensor | None] = lambda: None
         self._stale: dict[int, set[int]] = {}
+        self._equal: list[str] = []  # layers whose filters were equal after the last sampled step
         self._reported = 0
         self._copies: list[tuple[weakref.ref[Tensor], Tensor]] = []
         self._searches: dict[frozenset[int], int] = {}
@@ -365,17 +366,19 @@ class StepFacts:
         }
 
     def _equal_filters(self, step: OptimizerStep) -> dict[str, Any]:
-        """The layers whose filters are equal, and not 0, after one of the first steps."""
+        """The layers whose filters are equal, and not 0, after the first steps, and as long as they stay so."""
         sizes: dict[str, tuple[Tensor, Tensor]] = {}
         for layer, module, own in (entry for model in step.models for entry in model.with_parameters()):
             weight, groups = own.get("weight"), getattr(module, "groups", 1)
             is_plain = isinstance(module, (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)) and groups == 1
-            if step.optimizer.steps < _FIRST and is_plain and weight is not None and weight.requires_grad:
+            may_be = is_plain and (step.optimizer.steps < _FIRST or layer.name in self._equal)
+            if may_be and weight is not None and weight.requires_grad:
                 values = local(weight.detach())
                 if len(values) > 1 and values.numel() and not values.is_meta:
                     sizes[layer.name] = (values - values[:1]).abs().amax(), values.abs().amax()
         scalars = FetchedScalars(size for pair in sizes.values() for size in pair)
-        return {"equal_filters": [name for name, (a, b) in sizes.items() if scalars[a] < _EQUAL * scalars[b]]}
+        self._equal = [name for name, (a, b) in sizes.items() if scalars[a] < _EQUAL * scalars[b]]
+        return {"equal_filters": self._equal}
 
     def _scaling(self) -> dict[str, Any]:
         scale = self._tap.scale()
@@ -404,6 +407,7 @@ def _input_scalars(value: Tensor) -> dict[str, Tensor]:
     values = as_float(values)
     mean = values.mean()
     scalars = {"mean": mean, "std": (values - mean).square().mean().sqrt(), "min": values.amin(), "max": values.amax()}
+    scalars["key"] = (values.flatten() * torch.arange(values.numel(), device=values.device)).mean()
     if len(values) > 1:
         scalars["spread"] = (values - values[:1]).abs().amax()
     return scalars

@@ -70,7 +70,8 @@ class Monitor(RunProgress):
     ``clip_scaled``; ``loss_scale``, ``first_loss_scale``; ``loss_function``, ``loss_input`` (the operation before it),
     ``classes``, ``targets``, ``target_min``, ``target_max``, ``loss_without_graph``, ``loss_negated``,
     ``softmax_over_batch``, ``loss_input_sums_to_1``, ``loss_shapes``; ``input_shape``, ``input_mean``, ``input_std``,
-    ``input_min``, ``input_max``, ``input_spread`` (between samples) of the first layer with weights; ``train_mode``,
+    ``input_min``, ``input_max``, ``input_key`` (the mean weighted by position, which tells inputs apart),
+    ``input_spread`` (between samples) of the first layer with weights; ``train_mode``,
     ``modes`` (layers with dropout or BatchNorm), ``eval_modes`` (those in eval mode), ``validation_in_train_mode`` (the
     step after it) and its ``validation_loss``; ``batchnorm`` with the smallest batch, ``batchnorm_values``,
     ``batchnorm_samples``. A run without steps has such a line after 10, 100, 1,000... backward passes and at its end,

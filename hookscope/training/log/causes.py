@@ -261,7 +261,7 @@ def _input_constant(now: History) -> Evidence | None:
 
 @Cause(CATALOGUE["input-constant"])
 def _input_repeats(now: History) -> Evidence | None:
-    names = ("input_shape", "input_mean", "input_std", "input_min", "input_max")
+    names = ("input_shape", "input_mean", "input_std", "input_min", "input_max", "input_key")
     own = [now[name] for name in names]
     neighbours = [now.rows[at] for at in (now.at - 1, now.at + 1) if 0 <= at < len(now.rows)]
     repeats = any([row.get(name) for name in names] == own for row in neighbours)

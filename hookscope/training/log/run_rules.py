@@ -108,10 +108,11 @@ def flat_findings(run: RunSeries, classes: float, thresholds: TrainingThresholds
     chance = math.log(classes) if classes > 1 else math.nan
     recent = float(losses[part : 2 * part].mean()) - last
     still_falls = recent > max(_SLOW * abs(first), 3 * noise / math.sqrt(part))
-    guesses = abs(last - chance) <= 0.02 * chance and recent <= fall
+    before, jump = float(losses[-2 * part : -part].mean()), 1.05 * float(np.median(np.abs(np.diff(losses))))
+    guesses = 0.98 * chance <= last <= 1.1 * chance and before - last <= 3 * jump / math.sqrt(part)
     has_fallen = first - last > fall or first - float(smooth.min()) > 4 * fall
     rises = last - first > thresholds.rising * abs(first)
-    if not first or rises or still_falls or (has_fallen and not guesses):
+    if not first or rises or ((still_falls or has_fallen) and not guesses):
         return
     text = f"the loss is {last:.4g} (mean of the last {part} sampled steps), {losses[0]:.4g} at first"
     text += f"; guessing among {classes:.0f} classes gives {chance:.4g}" if guesses else ""
