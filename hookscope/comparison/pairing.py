@@ -430,7 +430,7 @@ def nothing_pairs(a: Sequence[SeenCall], b: Sequence[SeenCall]) -> LayerError:
             f"{name} has {', '.join(dict.fromkeys(record.call.type for record in side)) or 'no calls'}"
             for name, side in (("A", a), ("B", b))
         )
-    return LayerError("no layer of A pairs with one of B", near, "name the pairs with ‹layer_map|--map FILE›")
+    return LayerError("no layer of A pairs with one of B", near, "name the pairs with ‹names|--map FILE›")
 
 
 def _described(record: SeenCall) -> str:

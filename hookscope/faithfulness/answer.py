@@ -225,7 +225,8 @@ def _of_many_images(maps: Sequence[MapScores], baselines: Sequence[MapScores], b
         yield f"The first is {best.name}: {_value(best, by)}."
     else:
         others = "; all others are behind by more than noise" if not unsure else ""
-        yield f"{best.name} suits this model best {over}: {_value(best, by)}{others}."
+        verdict = "suits this model best" if len(maps) > 1 else "is better than the maps that know no model"
+        yield f"{best.name} {verdict} {over}: {_value(best, by)}{others if len(maps) > 1 else ''}."
     if unsure and not close:
         yield f"Undecided, because images differ much: {_names(unsure)}."
     for other in (name for name in ("insertion", "deletion") if name != by):

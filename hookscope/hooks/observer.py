@@ -190,7 +190,7 @@ class Observer(HookOwner):
         """Warn that no layer ran in the block, if torch.compile made code: this calls no hooks younger than itself."""
         ran = self._thread or any(layer.calls for layer in self.progress.layers)
         users = sys._getframe(2)  # the `with` of the `__exit__` that calls this
-        is_ours = str(users.f_globals.get("__name__", "")).startswith("hookscope.")
+        is_ours = str(users.f_globals.get("__name__", "")).startswith(("hookscope.", "contextlib"))
         if not is_ours and not ran and getattr(sys.modules.get("torch._dynamo.utils"), "counters", {}).get("frames"):
             text = f"no pass of {type(self.model).__name__} called a hook, and code of torch.compile calls none; run"
             warnings.warn(f"{text} the model that was given, not what torch.compile made", stacklevel=3)

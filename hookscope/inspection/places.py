@@ -384,7 +384,7 @@ def _without_channels(evidence: InspectionEvidence, number: int, candidate: _Can
     outcome += f" to {_share(probability)}"
     if best != answer.index:
         outcome += f", and the answer is {class_label(best, names) or f'class {best}'}"
-    name = os.path.basename(evidence.images[number].name) or f"image {number + 1}"
+    name = os.path.basename(evidence.images[number].name) or f"image {number}"
     of_image = f" for {name}" if len(evidence.images) > 1 else ""
     size = f" with {candidate.times:.3g} times the layer's usual value" if candidate.times else ""
     carry, them = ("carries the answer", "it") if len(candidate.channels) == 1 else ("carry the answer", "them")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -261,9 +261,11 @@ class OwnTransforms:
         """The last step: ``values``, or the normalisation of transforms that torchvision has; None if unknown."""
         if self.values is not None:
             return self.values
-        steps: Iterable[Any] = getattr(self.function, "transforms", None) or (
-            self.function if isinstance(self.function, torch.nn.Sequential) else [self.function]
-        )
+        steps: Any = getattr(self.function, "transforms", None)
+        if isinstance(steps, Transforms):  # of another model's preprocessing
+            return steps.values
+        if not isinstance(steps, list | tuple | torch.nn.ModuleList):
+            steps = self.function if isinstance(self.function, torch.nn.Sequential) else [self.function]
         for step in reversed(list(steps)):
             mean, std = getattr(step, "mean", None), getattr(step, "std", None)
             if mean is not None and std is not None:

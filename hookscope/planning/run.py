@@ -117,7 +117,7 @@ def plan(
     device = pick_device(device) if device == "auto" else device
     subject = Subject.of(net, input_size)
     names = _blocks(subject.model, checkpoint)
-    where = re.sub(r":[0-9]+$", "", device or subject.device)
+    where = re.sub(r":[0-9]+$", "", device or subject.device.replace("meta", "cpu"))
     if where not in ("cpu", "cuda", "mps"):
         raise UsageError(f"no device '{device or subject.device}' to plan for", "there are cpu, cuda, mps")
     kind, autocast = (None, None) if dtype is None else parse_dtype(dtype, where)

@@ -144,7 +144,7 @@ def _image_view(number: int, image: InspectedImage) -> dict[str, Any]:
         "seen": jpeg_address(shown),
         "cam": "" if cam is None else jpeg_address(over_image(shown, cam.still, shown.width)),
         "without_cam": image.without_cam if cam is None else why_empty(cam),
-        "name": os.path.basename(image.name) or f"image {number + 1}",
+        "name": os.path.basename(image.name) or f"image {number}",
         "best": cam.prediction.name if cam else "",
     }
 

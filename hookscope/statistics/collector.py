@@ -33,6 +33,7 @@ from hookscope.hooks import (
     activation_class,
     as_float,
     by_channel,
+    check_values,
     class_names,
     is_leaf,
     is_single,
@@ -182,6 +183,8 @@ class StatisticsCollector(Shown):
 
     def _start(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         given = [*args, *kwargs.values()]
+        for tensor in tensors_in(given).values():
+            check_values(tensor)
         if any(map(torch._C._functorch.is_batchedtensor, tensors_in(given).values())):
             raise InputError("inside torch.vmap a layer sees one image at a time", do="give the model the whole batch")
         self._pass = _MeasuredPass.of(given, self._names, self.totals.images, self._convolves)

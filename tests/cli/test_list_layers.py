@@ -1,6 +1,7 @@
 """The command list-layers: whole outputs, every kind of model, one line of error."""
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -128,6 +129,7 @@ def test_the_factory_that_was_taken_is_named_and_what_it_prints_is_no_row(run: R
     status, out, errors = run(model="one.py")
     assert (status, errors) == (0, "Note: one.py has one factory: one.py:only is taken\n") and json.loads(out)
     assert run(model="one.py:only") == (0, out, "")
+    sys.modules.pop("nets")  # another test's folder has a file of that name
 
 
 def test_a_graph_is_drawn_beside_the_tree(run: Run, tmp_path: Path) -> None:

@@ -426,3 +426,11 @@ def test_a_module_brings_its_own_preprocessing_and_class_names() -> None:
     scores = net(2 * to_tensor(image)[None])[0].detach()
     assert row.label == ["cat", "dog"][int(scores.argmax())] and row.score == pytest.approx(float(scores.max()))
     assert load_model(net, input_size=(64, 96)).preprocess(image).shape == (3, 64, 96)
+
+
+def test_the_preprocessing_of_another_model_is_a_preprocessing() -> None:
+    shapes = load_model("shapes", device="cpu")
+    own = load_model(shapes.model, preprocess=shapes.preprocess)
+    assert own.preprocess.describe().endswith("ImageNet mean and std")
+    picture = Image.new("RGB", (200, 150), "teal")
+    assert torch.equal(own.prepare(picture), shapes.prepare(picture))

@@ -32,7 +32,7 @@ def test_what_an_inspection_lacks_is_said():
     assert "The scores are NaN." in page and "nan %" not in page
     assert "1 error, 1 warning, 1 note. The first is the most important." in page
     page = lacking(name="")
-    assert "shapes on image 1" in page and 'alt="image 1, as the network saw it"' in page
+    assert "shapes on image 0" in page and 'alt="image 0, as the network saw it"' in page
 
 
 @pytest.mark.parametrize(("images", "first"), [(1, "answer"), (2, "answer"), (3, "places")])
