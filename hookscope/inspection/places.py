@@ -289,6 +289,8 @@ def _of_image(evidence: InspectionEvidence, number: int, rest: Mapping[str, floa
     scores = evidence.scores[number]
     if scores is None or not bool(scores.isfinite().all()):
         return []
+    if scores.shape[1] == 1 and not evidence.net.categories and not evidence.softmax:
+        return []  # one number may be of a regression, which has no probability
     layers = list(_explained(evidence, number, scores.shape[1]))
     late = [layer for layer in layers if rest[layer[0].call.key] <= _LATE] or layers
     outliers = [

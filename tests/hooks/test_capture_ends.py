@@ -287,6 +287,7 @@ BLOCKS: list[Callable[[nn.Module], Any]] = [
 
 @pytest.mark.parametrize("block", BLOCKS)
 def test_a_compiled_model_that_calls_no_hook_is_told_at_the_end(block: Callable[[nn.Module], Any]) -> None:
+    torch._dynamo.reset()  # beyond its limit of compilations a model runs as it is, and calls its hooks
     net = nn.Sequential(conv(2))
     compiled = torch.compile(net, backend="eager")
     compiled(X)
@@ -299,6 +300,7 @@ def test_statistics_of_a_first_compiled_pass_are_as_without_it() -> None:
     net = nn.Sequential(conv(2), nn.BatchNorm2d(1)).eval()
     with hookscope.StatisticsCollector(net) as expected:
         net(X)
+    torch._dynamo.reset()
     compiled = torch.compile(net, backend="eager")
     with warnings.catch_warnings(action="ignore"), hookscope.StatisticsCollector(net) as collector:
         compiled(X)
