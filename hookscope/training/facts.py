@@ -65,7 +65,7 @@ class StepFacts:
         self._measured, self._measured_before, self._evaluated, self._measured_by = 0, 0, 0, ""
         self._measured_input: Callable[[], Tensor | None] = lambda: None
         self._stale: dict[int, set[int]] = {}
-        self._equal: list[str] = []  # layers whose filters were equal after the last sampled step
+        self._equal: dict[int, list[str]] = {}  # by optimizer, layers with equal filters after its last sampled step
         self._reported = 0
         self._copies: list[tuple[weakref.ref[Tensor], Tensor]] = []
         self._searches: dict[frozenset[int], int] = {}
@@ -367,18 +367,19 @@ class StepFacts:
 
     def _equal_filters(self, step: OptimizerStep) -> dict[str, Any]:
         """The layers whose filters are equal, and not 0, after the first steps, and as long as they stay so."""
-        sizes: dict[str, tuple[Tensor, Tensor]] = {}
+        sizes, known = dict[str, tuple[Tensor, Tensor]](), self._equal.get(step.optimizer.number, [])
         for layer, module, own in (entry for model in step.models for entry in model.with_parameters()):
             weight, groups = own.get("weight"), getattr(module, "groups", 1)
             is_plain = isinstance(module, (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)) and groups == 1
-            may_be = is_plain and (step.optimizer.steps < _FIRST or layer.name in self._equal)
+            may_be = is_plain and (step.optimizer.steps < _FIRST or layer.name in known)
             if may_be and weight is not None and weight.requires_grad:
                 values = local(weight.detach())
                 if len(values) > 1 and values.numel() and not values.is_meta:
                     sizes[layer.name] = (values - values[:1]).abs().amax(), values.abs().amax()
         scalars = FetchedScalars(size for pair in sizes.values() for size in pair)
-        self._equal = [name for name, (a, b) in sizes.items() if scalars[a] < _EQUAL * scalars[b]]
-        return {"equal_filters": self._equal}
+        equal = [name for name, (a, b) in sizes.items() if scalars[a] < _EQUAL * scalars[b]]
+        self._equal[step.optimizer.number] = equal
+        return {"equal_filters": equal}
 
     def _scaling(self) -> dict[str, Any]:
         scale = self._tap.scale()
