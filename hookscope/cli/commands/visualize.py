@@ -105,8 +105,9 @@ class Visualize(PictureCommand):
         if beyond := [call.key for call, summary in result.summaries if _is_beyond(summary, self.channels)]:
             note(f"Note: --channels names channels that do not exist in {listed(beyond, 3)}")
         image = read[0].name
-        names = call_names([call for call, _ in result.summaries], self.files.words[image], net.name)
-        files = [self.path(name, image, self.is_single and len(names) == 1) for name in names]
+        calls = [call for call, _ in result.summaries]
+        names = call_names(calls, self.files.words[image], net.name)
+        files = [self.path(name, image, self.is_single and len(names) == 1, calls) for name in names]
         for (call, summary), file in zip(result.summaries, files, strict=True):
             sheet = drawing.draw_call(summary, call, drawing.Origin.of(net, *read), style, frames)
             if sheet.left_out:

@@ -64,11 +64,17 @@ class OutputPath:
             exists = "there are several images"
             raise UsageError(f"-o {self.path} takes one picture", exists, "give one image, or a folder")
 
-    def path_for(self, name: str, word: str, model: str, alone: bool) -> str:
-        """The path of the page ``name`` of the image called ``word``; ``alone`` if the run makes no other page."""
+    def path_for(self, name: str, word: str, model: str, alone: bool, calls: Sequence[Call] = ()) -> str:
+        """The path of the page ``name`` of the image called ``word``.
+
+        ``alone`` if the run makes no other page, else ``calls`` may say of which calls the pages are.
+        """
         if self.takes_one and not alone:
-            exists = "the selection has several"
-            raise UsageError(f"-o {self.path} takes one picture", exists, "choose one layer or a folder")
+            exists, do = "the selection has several", "choose one layer or a folder"
+            if len({call.name for call in calls}) == 1:  # a layer that runs again
+                exists = f"{calls[0].name} runs {len(calls)} times"
+                do = f"choose one call, such as --layer {calls[0].name}#{calls[-1].call}, or a folder"
+            raise UsageError(f"-o {self.path} takes one picture", exists, do)
         if self.kind == "default":
             return name if alone else os.path.join(f"{word}-{model_word(model)}", name)
         return os.path.join(self.path, name) if self.kind == "folder" else self.path

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any, ClassVar
 
-from hookscope import drawing, explain, images, models, scores, system
+from hookscope import drawing, explain, hooks, images, models, scores, system
 from hookscope.cli import process
 from hookscope.cli.fields import kept_rows, option
 from hookscope.cli.output.formats import Report, Section, note
@@ -166,9 +166,9 @@ class PictureCommand(OfImages):
     def is_single(self) -> bool:
         return len(self.files.groups(self.net)) == 1
 
-    def path(self, name: str, image: str, is_only: bool) -> str:
-        """The path of the page ``name`` of ``image``; ``is_only`` if the run makes no other page."""
-        path = self.place.path_for(name, self.files.words[image], self.net.name, is_only)
+    def path(self, name: str, image: str, is_only: bool, calls: Sequence[hooks.Call] = ()) -> str:
+        """The path of the page ``name`` of ``image``; ``is_only`` if the run makes no other page, else ``calls``."""
+        path = self.place.path_for(name, self.files.words[image], self.net.name, is_only, calls)
         refuse_input(path, self.images)
         return path
 

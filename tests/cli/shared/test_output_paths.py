@@ -118,6 +118,8 @@ def test_paths() -> None:
     for destination, word in ((OutputPath("file", "x.png"), "-o x.png"), (OutputPath("stdout", "-"), "-o -")):
         with pytest.raises(UsageError, match=f"{word} takes one picture; the selection has several"):
             destination.path_for("n.png", "cat", "resnet18", False)
+    with pytest.raises(UsageError, match="; head runs 2 times; choose one call, such as --layer head#1, or a folder"):
+        OutputPath("file", "x.png").path_for("n.png", "cat", "shared", False, [conv(1, "head"), conv(2, "head", 1)])
 
 
 def conv(index: int, name: str = "conv", call: int = 0) -> Call:
