@@ -124,7 +124,8 @@ def test_a_chosen_layer_must_have_the_quantity(run: Run, words: list[str], statu
 def test_functional_code_is_checked_unless_it_is_left_out(run: Run, here: Path) -> None:
     words = ["--max-dead", "5%", "--format", "json"]
     status, out, errors = run(*words, model="nets.py:functional")
-    assert (status, [row["layer"] for row in json.loads(out)], errors) == (3, ["::relu"], "")
+    assert (status, [row["layer"] for row in json.loads(out)]) == (3, ["::relu"])
+    assert "A channel that is constant on few images may be alive on others" in errors
     status, out, errors = run(*words, "--no-ops", model="nets.py:functional")
     assert (status, out) == (0, "[]\n")
     assert errors == (

@@ -9,7 +9,7 @@ from hookscope.cli.shared import options as shared
 from hookscope.cli.shared.long_run import Measuring
 from hookscope.columns import Column, Columns
 from hookscope.errors import UsageError
-from hookscope.findings import counted, listed
+from hookscope.findings import CATALOGUE, counted, listed
 
 COLUMNS = Columns(
     Column("limit"),
@@ -100,6 +100,10 @@ class Check(Measuring):
         nonfinite = [layer.key for layer in statistics.checked_layers(layers, allow or ()) if layer.nan or layer.inf]
         if nonfinite and not limits.no_nan:  # NaN in a few values need not break another limit
             note(f"Note: NaN or Inf in {listed(nonfinite, 3)}; --no-nan forbids them")
+        images = saved.totals.images
+        is_dead = any(breach.limit == "max-dead" and not breach.unmeasured for breach in result.broken)
+        if is_dead and images < statistics.StatisticsThresholds.images:
+            note(f"Note: dead means constant on {counted(images, 'image')}. {CATALOGUE['few-images'].text()}")
         with self.printed_after(_report(saved, result, found)):
             if self.junit is not None:
                 suite = f"hookscope check {self.model.model}"
