@@ -111,6 +111,8 @@ def test_each_channel_is_ranked_by_what_it_is_worth(run: Run, net: LoadedModel) 
     for row in rows:
         assert row["score"] == pytest.approx(before, abs=1e-6)
         assert row["score_drop"] == pytest.approx(worth[row["channel"]], abs=1e-6)
+    errors = run("--layer", "fc", "--target", "2", command="ablate")[2]
+    assert errors.startswith("Note: only channel 2 of fc, the class itself, changes the score; choose an earlier layer")
 
 
 def test_channels_are_ablated_on_top_of_interventions_and_plotted(run: Run, net: LoadedModel, here: Path) -> None:

@@ -92,10 +92,14 @@ class Ablate(OfImage):
         if ablation.skipped:
             skipped = counted(len(ablation.skipped), "call")
             note(f"Note: left out {skipped} without channels: {listed(ablation.skipped, 3)}")
-        if ablation.channels and all(channel.score_drop == 0 for channel in ablation.channels):
+        shown, prediction = ablation.channels[: self.top], ablation.prediction
+        worth = [channel for channel in ablation.channels if channel.score_drop != 0]
+        if ablation.channels and not worth:
             also = ", with the changes of --at" if self.changes else ""
             note(f"Note: none of these channels changes the score{also}")
-        shown, prediction = ablation.channels[: self.top], ablation.prediction
+        if [channel.channel for channel in worth] == [prediction.index] != [row.channel for row in ablation.channels]:
+            only = f"only channel {prediction.index} of {worth[0].call.key}, the class itself, changes the score"
+            note(f"Note: {only}; choose an earlier layer, such as --layer -2")
         name, count = f"{prediction.index} {prediction.label or ''}".strip(), counted(len(ablation.channels), "channel")
         totals = [
             f"{len(shown)} of {count}, ranked by how much of the score of {name} is lost without each",
