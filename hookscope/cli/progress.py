@@ -119,10 +119,10 @@ class _PhaseLine:
         self.hide()
         self._words = words
         if self._appears and words:
+            with contextlib.suppress(OSError, ValueError):  # a bar hides before what is written to sys.stderr
+                sys.stderr.write(f"{printable(words)[: terminal_columns(self._stream, 80) - 5]} ...")
+                sys.stderr.flush()
             self._is_shown = True
-            with contextlib.suppress(OSError, ValueError):
-                self._stream.write(f"{printable(words)[: terminal_columns(self._stream, 80) - 5]} ...")
-                self._stream.flush()
 
     def appear(self) -> None:
         self._appears = True

@@ -203,7 +203,10 @@ def test_after_two_seconds_a_line_says_what_goes_on(monkeypatch: pytest.MonkeyPa
         assert screen(terminal.getvalue()) == ["Note: something", "running resnet34 ..."]
         with image_progress(2) as advance:
             advance(1)
-        assert screen(terminal.getvalue())[1].startswith("images") and "running" not in terminal.getvalue()[-90:]
+            output.Output.now.begin("drawing the page")
+            assert screen(terminal.getvalue())[1] == "drawing the page ..."
+            advance(1)
+        assert screen(terminal.getvalue())[1].startswith("images") and "drawing" not in terminal.getvalue()[-90:]
         output.Output.now.begin("x" * 300)
         assert len(screen(terminal.getvalue())[-1]) < 80
     assert screen(terminal.getvalue())[-1] == "" and sys.stderr is terminal
