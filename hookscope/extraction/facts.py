@@ -57,6 +57,8 @@ class WrittenFeatures(Shown):
         was_complete: Whether there was nothing left to do.
         dtypes: Data type of the features, by column.
         skipped_file: The file that names the skipped images; empty if there are none.
+        beside: Files beside the output with the names of its rows and its metadata, where the format does not hold
+            them.
     """
 
     path: str
@@ -67,6 +69,7 @@ class WrittenFeatures(Shown):
     was_complete: bool = False
     dtypes: Mapping[str, str] = field(default_factory=dict)
     skipped_file: str = ""
+    beside: tuple[str, ...] = ()
 
     def _cells(self) -> Cells:
         return {"path": self.path, "rows": self.rows, "skipped": self.skipped or None, **self.columns}

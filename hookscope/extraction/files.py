@@ -256,8 +256,9 @@ class WritingRun(FeatureRun):
 def _written(output: Output, rows: int, skipped: int, columns: Mapping[str, Column], earlier: int) -> WrittenFeatures:
     shapes = {name: column.shape for name, column in columns.items()}
     dtypes = {name: column.dtype for name, column in columns.items()}
-    beside = output.beside(".lost.tsv") if skipped else ""
-    return WrittenFeatures(output.path, rows, skipped, shapes, earlier, dtypes=dtypes, skipped_file=beside)
+    lost, *beside = map(output.beside, output.endings())
+    lost = lost if skipped else ""
+    return WrittenFeatures(output.path, rows, skipped, shapes, earlier, False, dtypes, lost, tuple(beside))
 
 
 def _column(rows: Tensor) -> Column:

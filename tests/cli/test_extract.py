@@ -107,10 +107,10 @@ def test_every_format_is_written(run: Run, here: Path, target: str) -> None:
 
 
 def test_what_was_written_is_told(here: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    for target in ("x.npz", "out/"):
+    for target, beside in (("x.npz", ""), ("out/", ""), ("x.npy", ", x.npy.rows.tsv, x.npy.json")):
         with pytest.raises(SystemExit):
             main(command_line("pics", "--layer", "fc", "-o", target))
-        assert capfd.readouterr().err == f"wrote {target}\n"
+        assert capfd.readouterr().err == f"wrote {target}{beside}\n"
 
 
 def test_a_full_disk_keeps_what_was_written(run: Run, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -109,7 +109,8 @@ class Extract(OfManyImages):
         if written.was_complete:
             note(f"Note: {path} was complete; nothing was left to do")
         else:
-            wrote_arrays(path)
+            for file in (path, *written.beside):
+                wrote_arrays(file)
         if written.skipped:
             note(f"Note: {written.skipped:,} of {run.total} skipped: {written.skipped_file} names them")
         self.print(Report([Section(rows, COLUMNS)], caption=caption_of(net)))
