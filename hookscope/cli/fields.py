@@ -19,6 +19,7 @@ from click.shell_completion import CompletionItem
 
 import hookscope
 from hookscope import system
+from hookscope.errors import nearest
 
 SHORT_HELP = "hookscope.short_help"
 """In the ``meta`` of a context: whether the help is to be short."""
@@ -79,7 +80,11 @@ class RegistryChoice(click.Choice):  # type: ignore[type-arg,unused-ignore]  # g
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """``value``, checked unless a shell completes the command line."""
-        return value if ctx is not None and ctx.resilient_parsing else super().convert(value, param, ctx)
+        if ctx is not None and ctx.resilient_parsing:
+            return value
+        if value not in self.choices and (near := nearest(value, self.choices)):
+            self.fail(f"'{value}' is unknown; {near}", param, ctx)
+        return super().convert(value, param, ctx)
 
 
 def kept_rows(name: str, package: str, read: Callable[[], Rows]) -> Callable[[], Rows]:

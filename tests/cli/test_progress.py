@@ -15,6 +15,7 @@ import pytest
 from hookscope.cli import progress
 from hookscope.cli.output import formats as output
 from hookscope.cli.progress import _bar_width, download_progress, image_progress, pass_progress
+from hookscope.columns import Columns
 from tests.cli.helpers import Terminal
 
 Progress = Callable[[], AbstractContextManager[Any]]
@@ -207,6 +208,9 @@ def test_after_two_seconds_a_line_says_what_goes_on(monkeypatch: pytest.MonkeyPa
             assert screen(terminal.getvalue())[1] == "drawing the page ..."
             advance(1)
         assert screen(terminal.getvalue())[1].startswith("images") and "drawing" not in terminal.getvalue()[-90:]
+        output.Output.now.begin("image 2 of 6")
+        output.write_report(output.Report([output.Section([], Columns("name"))]), "tsv")  # to a pipe, whose reader may print here
+        assert screen(terminal.getvalue())[-1] == ""
         output.Output.now.begin("x" * 300)
         assert len(screen(terminal.getvalue())[-1]) < 80
     assert screen(terminal.getvalue())[-1] == "" and sys.stderr is terminal

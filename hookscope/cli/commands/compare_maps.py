@@ -141,7 +141,7 @@ def _measured(explanation: Explanation, options: CompareMaps) -> Sequence[faithf
             free = name if name not in {*maps, *taken} else f"{name} of {os.path.basename(path)}"
             maps[free] = faithfulness.over_input(values, source.photograph.size, source.box, size)
     skipped: dict[str, list[str]] = {}
-    with running(net, explanation.inputs), pass_progress("images") as on_progress:
+    with running(net, explanation.inputs), pass_progress() as on_progress:
         measured = faithfulness.cam_faithfulness(
             net,
             explanation.inputs,

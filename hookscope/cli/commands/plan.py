@@ -48,7 +48,6 @@ COLUMNS = Columns(
     *CALL.but(
         index={"help": "index, name, type, call and order as in list-layers", "hide": ""},
         type={"need": 5},
-        call={"where": "rows"},
         order={"where": "rows"},
     ),
     Column("input_shape", help="with the batch axis", where="rows"),

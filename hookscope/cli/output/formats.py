@@ -173,6 +173,7 @@ def terminal_columns(stream: TextIO, default: int = 100) -> int:
 
 
 def _emit(stream: TextIO, text: str) -> None:
+    Output.now.begin("")  # the reader of a pipe may print on the terminal that shows what goes on
     stream.write(text)
     stream.flush()  # a pipe sees each row when it is made
 
