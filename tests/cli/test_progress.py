@@ -209,7 +209,7 @@ def test_after_two_seconds_a_line_says_what_goes_on(monkeypatch: pytest.MonkeyPa
             advance(1)
         assert screen(terminal.getvalue())[1].startswith("images") and "drawing" not in terminal.getvalue()[-90:]
         output.Output.now.begin("image 2 of 6")
-        output.write_report(output.Report([output.Section([], Columns("name"))]), "tsv")  # to a pipe, whose reader may print here
+        output.write_report(output.Report([output.Section([], Columns("name"))]), "tsv")  # whose reader may print here
         assert screen(terminal.getvalue())[-1] == ""
         output.Output.now.begin("x" * 300)
         assert len(screen(terminal.getvalue())[-1]) < 80
