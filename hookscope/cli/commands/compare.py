@@ -219,7 +219,7 @@ class Compare(RowCommand, ImageList, BatchOptions):
             self.print(_saved_report(*map(statistics.load_statistics, self.saved)))
             return 0
         side_a, side_b = load_sides(self.sides.a, self.sides.b)
-        check_choice(side_a.net, self.types, self.layers)
+        check_choice(side_a.net, self.types)
         pictures: Sequence[Any] = self.images
         if "-" in pictures:  # standard input can be read once, and each side prepares it
             pictures = ImageFiles(self.images).usable(side_a.net.preprocess.frames)

@@ -121,7 +121,7 @@ class Exemplars(OfManyImages):
 
     def run(self) -> int:
         engine, net = self.engine.make(), self.model.load()
-        check_choice(net, self.types, self.layers)
+        check_choice(net, self.types)
         layers, skipped = _found(self, net, engine)
         if self.synthesize:
             layers = _synthesized(net, layers, self.synthesize, self.state)

@@ -81,7 +81,7 @@ class Extract(OfManyImages):
 
     def run(self) -> int:
         path, engine, net = self.output, self.engine.make(), self.model.load()
-        check_choice(net, self.types, self.layers)
+        check_choice(net, self.types)
         with ImageRun(len(self.images), path, self.strict) as run:
             features = extraction.extract(
                 net,

@@ -194,7 +194,7 @@ class Measuring(OfManyImages):
         """Run every image through the model; returns the statistics and the number of skipped images."""
         engine, net = self.engine.make(divides=True), self.model.load()
         ops = every if self.ops is None else self.ops
-        check_choice(net, self.types, self.layers, allow)
+        check_choice(net, self.types, allow)
         if allow is not None:
             allow.check_names([name for name, _ in net.model.named_modules()], net.name, ops=ops)
         with ImageRun(len(self.images), save, self.strict) as run:

@@ -318,7 +318,10 @@ def running(net: models.LoadedModel, inputs: Any) -> Iterator[None]:
 
 
 def check_choice(net: models.LoadedModel, types: Sequence[str], *selections: hooks.Selection | None) -> None:
-    """Refuse a ``--type`` that no layer has; a note names each index that is the name of a layer too."""
+    """Refuse a ``--type`` that no layer has.
+
+    A note names each index of ``selections``, which are of no pass, that is the name of a layer too.
+    """
     layers = net.model.named_modules()
     fits = (hooks.matches_type(hooks.class_names(layer), types, hooks.is_single(name, layer)) for name, layer in layers)
     if types and not any(fits):
@@ -373,7 +376,7 @@ class OfImage(OfModel):
         net = self.model.load(pictures=bool(self.paths))
         if len(self.paths) > 1 and net.family != "optical_flow":
             raise UsageError(f"{net.name} takes one image", f"{len(self.paths)} were given", "give one")
-        check_choice(net, self.types, self.layers, *(change.where for change in self.changes))
+        check_choice(net, self.types)
         return net
 
     @cached_property
@@ -423,7 +426,7 @@ class OfImages(OfModel, ImageList):
         """The model, which must have layers of the ``types``; a single image is read first."""
         self.files.read_first()
         net = self.model.load()
-        check_choice(net, self.types, self.layers)
+        check_choice(net, self.types)
         is_chosen = net.missing_weights or self.model.weights == "none"
         if self.tells_classes and models.is_random(net.weights) and not is_chosen:
             note(f"Note: {net.name} loads no trained weights ({net.weights}); its answers mean nothing")
