@@ -1,6 +1,7 @@
 """Every way a run can end has its status, and at most one line of words."""
 
 import io
+import logging
 import os
 import re
 import signal
@@ -20,7 +21,7 @@ from hookscope.cli import main as main_module
 from hookscope.cli.command import TOPICS, Command, GroupedCommand, own_options, shared_options
 from hookscope.cli.main import COMMANDS, MOVED, cli, main
 from hookscope.cli.output.formats import Output, note
-from hookscope.cli.process import signals_as_exits, with_large_stack
+from hookscope.cli.process import matplotlib_without_home, signals_as_exits, with_large_stack
 from hookscope.cli.shared.options import threshold_rows
 from hookscope.errors import LayerError, UsageError
 from tests.cli.helpers import POSIX, ROOT
@@ -474,3 +475,16 @@ def test_signals_end_a_run_by_an_exit_where_a_handler_may_be_set() -> None:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+@POSIX
+def test_matplotlib_does_not_complain_of_a_home_where_it_cannot_write(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("HOME", "/nowhere")
+    logger = logging.getLogger("matplotlib")
+    with matplotlib_without_home():
+        logger.warning("mkdir -p failed for path %s: %s", "/nowhere/.config/matplotlib", "no such folder")
+        logger.warning("bad key in file matplotlibrc")
+    logger.warning("Matplotlib created a temporary cache directory")
+    assert caplog.messages == ["bad key in file matplotlibrc", "Matplotlib created a temporary cache directory"]
