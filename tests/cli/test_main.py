@@ -479,7 +479,7 @@ def test_signals_end_a_run_by_an_exit_where_a_handler_may_be_set() -> None:
 
 @POSIX
 def test_matplotlib_does_not_complain_of_a_home_where_it_cannot_write(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("HOME", "/nowhere")
     logger = logging.getLogger("matplotlib")
@@ -487,4 +487,4 @@ def test_matplotlib_does_not_complain_of_a_home_where_it_cannot_write(
         logger.warning("mkdir -p failed for path %s: %s", "/nowhere/.config/matplotlib", "no such folder")
         logger.warning("bad key in file matplotlibrc")
     logger.warning("Matplotlib created a temporary cache directory")
-    assert caplog.messages == ["bad key in file matplotlibrc", "Matplotlib created a temporary cache directory"]
+    assert capsys.readouterr().err == "bad key in file matplotlibrc\nMatplotlib created a temporary cache directory\n"
