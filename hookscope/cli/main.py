@@ -96,12 +96,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
 
 def _run(output: Output) -> tuple[int, Callable[[], None] | None]:
     """The exit status, and what runs when all settings of the process are restored: the script of `watch`."""
-    with (
-        process.signals_as_exits(),
-        process.warnings_as_notes(),
-        process.matplotlib_without_home(),
-        spelling_for_shell(),
-    ):
+    with process.signals_as_exits(), process.warnings_as_notes(), process.quiet_matplotlib(), spelling_for_shell():
         try:
             stdout = process.standard_output()
             result = _invoke(output)

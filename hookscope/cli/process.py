@@ -226,7 +226,7 @@ if hasattr(os, "register_at_fork"):  # signals of a process that was forked off 
 
 
 @contextlib.contextmanager
-def matplotlib_without_home() -> Iterator[None]:
+def quiet_matplotlib() -> Iterator[None]:
     """Drop the two lines in which matplotlib says that it cannot write in the user's home: it works without."""
     if os.access(os.path.expanduser("~"), os.W_OK):
         yield

@@ -21,7 +21,7 @@ from hookscope.cli import main as main_module
 from hookscope.cli.command import TOPICS, Command, GroupedCommand, own_options, shared_options
 from hookscope.cli.main import COMMANDS, MOVED, cli, main
 from hookscope.cli.output.formats import Output, note
-from hookscope.cli.process import matplotlib_without_home, signals_as_exits, with_large_stack
+from hookscope.cli.process import quiet_matplotlib, signals_as_exits, with_large_stack
 from hookscope.cli.shared.options import threshold_rows
 from hookscope.errors import LayerError, UsageError
 from tests.cli.helpers import POSIX, ROOT
@@ -483,7 +483,7 @@ def test_matplotlib_does_not_complain_of_a_home_where_it_cannot_write(
 ) -> None:
     monkeypatch.setenv("HOME", "/nowhere")
     logger = logging.getLogger("matplotlib")
-    with matplotlib_without_home():
+    with quiet_matplotlib():
         logger.warning("mkdir -p failed for path %s: %s", "/nowhere/.config/matplotlib", "no such folder")
         logger.warning("bad key in file matplotlibrc")
     logger.warning("Matplotlib created a temporary cache directory")
