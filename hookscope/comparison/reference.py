@@ -130,6 +130,8 @@ def against_reference(now: SavedStatistics, reference: SavedStatistics) -> Again
         raise InputError("the reference has no call that this model has", do="save a reference of this model")
     shifts = [_shift(before[key], other) for key, other in pairs.items()]
     gone = [each for key, each in before.items() if key not in after and key not in pairs and not each.part]
+    if not after.keys() <= before.keys():  # an exported file need not keep the names of blocks
+        gone = [each for each in gone if each.parameters]
     if 0 < len(gone) <= _FEW_GONE * len(before):  # of more the names are others
         rest = list(before)[list(before).index(gone[0].key) :]
         none = CallShift(gone[0].call, gone[0].key, np.inf, np.inf, "gone", said="it did not run")
@@ -340,8 +342,9 @@ def check_shifts(
             is_claimed = name == "max-dead-more" or (each.times > 1 and (name == "max-shift" or is_sure))
             if value > allowed and is_claimed:
                 died = f"{len(each.dead)} of {counted(each.channels, 'channel')}"
+                of = "what it reads" if each.part == READ else "its channels"
                 text = {
-                    "max-shift": f"the means of its channels are {each.shift:.3g} standard deviations off"
+                    "max-shift": f"the means of {of} are {each.shift:.3g} standard deviations off"
                     if np.isfinite(each.shift)
                     else _words(each),
                     "max-dead-more": f"{died} are dead, and were not in the reference",

@@ -3,6 +3,8 @@
 import copy
 import json
 import math
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,9 +13,11 @@ from torch import nn
 
 from hookscope.comparison import AgainstReference, against_reference, check_shifts
 from hookscope.errors import InputError
+from hookscope.hooks import Call
 from hookscope.inspection import inspect
 from hookscope.models import as_loaded
 from hookscope.statistics import SavedStatistics, StatisticsCollector, held_by, load_statistics, save_statistics
+from tests.nets import Function
 
 
 def net() -> nn.Sequential:
@@ -232,6 +236,19 @@ def test_a_call_that_is_missing_is_named() -> None:
     model.forward = lambda x: model[5:](model[3](model[:3](x)))  # type: ignore[method-assign]
     found = against(model, images(8, 5), reference)
     assert found.finding is not None and found.finding.layer == "4" and "it did not run" in found.finding.evidence
+
+
+def test_an_exported_file_need_not_have_the_blocks_of_the_reference() -> None:
+    def skip(block: Any, x: torch.Tensor) -> torch.Tensor:
+        return block.body(x) + x
+
+    block = Function(skip, body=nn.Sequential(nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3)))
+    model = nn.Sequential(nn.Conv2d(3, 3, 3), block, nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten()).eval()
+    reference, now = saved(model, images(12, 0)), saved(model, images(8, 5))
+    ranges = now.totals.ranges
+    del ranges["1"]
+    ranges["/3"] = replace(ranges.pop("3"), call=Call("/3", "Relu", 0, None))
+    assert against_reference(now, reference).finding is None
 
 
 def test_a_vector_has_numbers_of_its_own() -> None:

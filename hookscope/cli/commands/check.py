@@ -118,7 +118,9 @@ def _report(
 ) -> Report:
     rows = COLUMNS.rows(result.broken, weights=saved.source.weights)
     verdict = f"{saved.source.model} on {counted(saved.totals.images, 'image')}: {result.verdict()}"
-    totals = [verdict, *(f"  {line}" for line in result.words()), *([found.sentence] if found is not None else [])]
+    totals = [verdict, *(f"  {line}" for line in result.words())]
+    if found is not None:
+        totals.append(found.sentence if result.broken or not found.finding else f"allowed: {found.sentence}")
     note = f"Note: {verdict}: {'; '.join(result.words())}"
     section = Section(rows, COLUMNS, totals=totals)
     caption = {name: getattr(saved.source, name) for name in ("model", "weights", "preprocess")}
