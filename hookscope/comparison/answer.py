@@ -42,7 +42,7 @@ class _AnswerFacts:
     only_b: Sequence[Call]
     input_change: InputChange
     lost: Mapping[str, LostCalls]
-    relation: Callable[..., tuple[str, str]]
+    relation: Callable[[PairedCall], tuple[str, str, str]]
 
     @cached_property
     def trained(self) -> list[PairedCall]:
@@ -107,12 +107,12 @@ def find_answer(
     unpaired_b: Sequence[Call] = (),
     input_change: InputChange | None = None,
     lost: Mapping[str, LostCalls] = {},
-    relation: Callable[..., tuple[str, str]] = lambda pair, buffers=False: ("", ""),
+    relation: Callable[[PairedCall], tuple[str, str, str]] = lambda pair: ("", "", ""),
 ) -> Answer:
     """Where the sides part: the first cause that the numbers show, before the difference that follows from it.
 
     ``lost`` has, for the key of a call of A, the calls of both sides without a partner through which its inputs came.
-    ``relation`` says of a pair what its parameters, or its buffers, are in B, as `Weights.relation` does.
+    ``relation`` says of a pair what its parameters, buffers and arguments are in B, as `Weights.relation` does.
     """
     differing = [pair for pair in calls if pair.differs]
     if not differing:
@@ -151,12 +151,15 @@ def _not_finite(facts: _AnswerFacts) -> tuple[str, str, str] | None:
     side, other, count = "B", "A", difference.nonfinite_b
     if difference.nonfinite_a > difference.nonfinite_b:
         side, other, count = "A", "B", difference.nonfinite_a
-    are = "value is" if count == 1 else "values are"
-    sentence = f"{count:,} {are} NaN or Inf in {side} and finite in {other}, first at {_name(facts.first)}"
+    layer = "call" if facts.first.a.name == MODEL or OPERATION in facts.first.a.name else "layer"
+    words = f"{_name(facts.first)} is the first {layer} with NaN or Inf in {side}"
+    sentence = f"{words}: {counted(count, 'value')}, finite in {other}"
+    if facts.first.parameters == math.inf or facts.first.buffers == math.inf:
+        sentence += "; its weights hold them too"
     earlier = next(pair for pair in facts.calls if pair.differs)
     if earlier is not facts.first:
         sentence += f"; before it, {_name(earlier)} is the first that differs: {_distance(earlier)}"
-    advice = "See its inputs and weights: ‹trace_events, parameter_statistics|`hookscope trace`, `hookscope weights`›."
+    advice = f"See the operation that makes them in {side}: ‹find_non_finite|`hookscope find-nan`›."
     if facts.first.a.name == MODEL:  # no layer gives them
         advice = "An operation that is not a module gives them: compare with ‹ops=True|--ops›."
     if "float16" in _types(facts.a if side == "A" else facts.b):
@@ -224,29 +227,30 @@ def _models(facts: _AnswerFacts) -> tuple[str, str, str] | None:
 
 def _parameters(facts: _AnswerFacts) -> tuple[str, str, str] | None:
     first = facts.first
-    what, change = ("parameters", first.parameters)
-    if not facts.is_changed(change):
-        what, change = ("buffers", first.buffers)
-        if not facts.is_changed(change):
-            return None
-    place, words = facts.relation(first, what == "buffers")
-    said = f": {words}" if words else ""
-    by = f"by {change:.2g}{said}"
+    changes = {"parameters": first.parameters, "buffers": first.buffers}
+    what = next((name for name, change in changes.items() if facts.is_changed(change)), "")
+    if not what:
+        return None
+    place, words, advice = facts.relation(first)
+    by = f"by {changes[what]:.2g}" + (f": {words}" if words else "")
+    advice = advice or "Load this layer of A into B and compare again: what else differs is then left."
     if place:  # of no layer
         held = (MODEL, first.a.name.partition(OPERATION)[0])
         others = [pair for pair in facts.changed if pair.a.name not in held]
         more = f"; the parameters of {counted(len(others), 'layer')} differ too" if others else ""
-        return what, f"{place} {'differ' if ' and ' in place else 'differs'} {by}{more}", ""
+        return what, f"{place} {'differ' if ' and ' in place else 'differs'} {by}{more}", advice
     if what == "buffers":
-        advice = "Check whether training went on after one of them was saved, or a BatchNorm was folded."
+        if not words:
+            advice = "Check whether training went on after one of them was saved, or a BatchNorm was folded."
         alike = {pair.a.name for pair in facts.calls if facts.is_changed(pair.buffers)} - {first.a.name}
         more = f" (and {len(alike)} more)" if alike else ""
         name = f"The buffers of {_name(first)}{more}, such as its running mean and variance"
         return what, f"{name}, differ {by}; its parameters do not", advice
     share = f"the parameters of {_share(facts.changed, facts.trained)} differ, first in {_name(first)} {by}"
     if len(facts.changed) > _MOST * len(facts.trained) > 1:
-        return what, f"A and B have different weights: {share}", ""
-    return what, f"T{share[1:]}", ""
+        trained = "If B was trained further, this is expected: see the layer that adds most, and the changed classes."
+        return what, f"A and B have different weights: {share}", trained
+    return what, f"T{share[1:]}", advice
 
 
 def _rounding(facts: _AnswerFacts) -> tuple[str, str, str] | None:
@@ -333,7 +337,10 @@ def _layer(facts: _AnswerFacts) -> tuple[str, str, str]:
         types = f"; {first.b.key} of B does the work of several layers of A"
         if not special:
             advice = "Compare its weights and arguments with A's: a BatchNorm may be folded wrongly."
+    arguments = "" if special else facts.relation(first)[1]
     parameters = ", with the same parameters" if first.parameters == 0 else ""
+    if arguments:
+        types, advice = f"; its {arguments}", "Give both layers the same arguments."
     alone = f", {first.isolated_l2:.2g} on the same inputs" if first.is_beyond_noise(first.isolated_l2) else ""
     return "layer", f"{because}{facts.where}{alone}{parameters}{types}", advice
 

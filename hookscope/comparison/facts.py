@@ -50,10 +50,10 @@ class Difference:
     Attributes:
         values: Number of compared values.
         equal: Number of values that are the same to the bit; a NaN equals a NaN, and 0 equals −0.
-        relative_l2: Norm of B − A divided by the norm of A, from 0, over the values that are finite on both sides. Inf
-            where A is 0 everywhere and B is not; None without finite values.
+        relative_l2: Norm of B − A divided by the norm of A, from 0. Inf where A is 0 everywhere and B is not; None
+            where NaN or Inf are on one side only, and without finite values.
         largest: The largest absolute difference; None if all values are the same to the bit.
-        cosine: Of A and B, −1 to 1; None if one of them is 0.
+        cosine: Of A and B, −1 to 1; None if one of them is 0, or ``relative_l2`` is None.
         nonfinite_a: Number of values that are NaN or Inf in A and finite in B.
         nonfinite_b: Values that are not finite in B but are in A.
     """
@@ -138,7 +138,7 @@ class PairedCall(Shown):
 
     @property
     def relative_l2(self) -> float | None:
-        """Relative L2 difference of the outputs; None where shapes differ, or no value is finite on both sides."""
+        """Relative L2 difference of the outputs; None where shapes differ, or NaN or Inf are on one side only."""
         return self.difference.relative_l2 if self.difference else None
 
     def is_beyond_noise(self, relative_l2: float | None) -> bool:

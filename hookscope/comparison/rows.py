@@ -108,14 +108,20 @@ class DifferenceSums:
 
     @property
     def relative_l2(self) -> float | None:
-        if not self.finite:
+        """None where a value is finite on one side only, or no value is finite on both."""
+        if not self.finite or self.nonfinite_a or self.nonfinite_b:
             return None
         if self.moved == 0:
             return 0.0
         return math.sqrt(self.moved / self.a) if self.a else math.inf
 
+    @property
+    def apart(self) -> float | None:
+        """Relative L2; inf where NaN or Inf are on one side only, None without values."""
+        return math.inf if self.nonfinite_a or self.nonfinite_b else self.relative_l2 if self.values else None
+
     def difference(self) -> Difference:
-        product = math.sqrt(self.a) * math.sqrt(self.b)
+        product = 0.0 if self.relative_l2 is None else math.sqrt(self.a) * math.sqrt(self.b)
         cosine = (self.a + self.b - self.moved) / (2 * product) if product else None
         return Difference(
             self.values,
@@ -182,12 +188,6 @@ class PartSums:
     dead_a: ConstantChannels = field(default_factory=ConstantChannels)
     dead_b: ConstantChannels = field(default_factory=ConstantChannels)
     similarities: dict[str, Any] = field(default_factory=dict)
-
-    @property
-    def alone_relative(self) -> float | None:
-        """Relative L2 of the layer alone; inf where NaN or Inf are on one side only, None if it did not run alone."""
-        sums = self.alone
-        return math.inf if sums.nonfinite_a or sums.nonfinite_b else sums.relative_l2 if sums.values else None
 
     def only_dead_in(self, side: ConstantChannels, other: ConstantChannels) -> float | None:
         if side.dead is None or other.dead is None or len(side.dead) != len(other.dead):
@@ -267,7 +267,7 @@ class RowSums:
                     sums.shape_b,
                     None if sums.shapes_differ else sums.difference.difference(),
                     sums.noise,
-                    sums.alone_relative,
+                    sums.alone.apart,
                     sums.rounding.relative_l2,
                     {name: similarity.value for name, similarity in sums.similarities.items()},
                     sums.only_dead_in(sums.dead_a, sums.dead_b),

@@ -133,6 +133,7 @@ class AgreementSums:
         self.best = min(5, a.shape[1] - 1)
         top_a, top_b = (scores.argsort(dim=1, descending=True, stable=True)[:, : self.best] for scores in (a, b))
         common = (top_a[:, :, None] == top_b[:, None]).any(2).double().mean(1)
+        common[(a + b).isnan().any(1)] = 0.0  # NaN has no order
         shares_a, shares_b = probabilities(a), probabilities(b)
         self.images += len(positions)
         for at, (one, two) in enumerate(zip(_best(a), _best(b), strict=True)):

@@ -17,6 +17,10 @@ from hookscope.hooks import MODEL, as_plain, is_leaf
 from hookscope.models import dtype_name
 
 _FEW = 4  # channels whose order is said
+_SIMPLE = (bool, int, float, str, tuple, type(None))  # an argument of a layer that can be compared and shown
+_RESET = "{} holds the values of a new layer: load them, or measure lost running statistics by images in training mode."
+_CONVERTED = "Look where B was converted or saved, or load this layer of A into B and compare again."
+_MAPPED = "Check how the names in the checkpoint of B were mapped to layers."
 _AXES = {  # of a weight, by what its layer computes
     "conv": ("output channels", "input channels", "rows of the kernels", "columns of the kernels"),
     "convtranspose": ("input channels", "output channels", "rows of the kernels", "columns of the kernels"),
@@ -63,31 +67,53 @@ class Weights:
     def change(self, pair: Pair | PairedCall, buffers: bool = False) -> float | None:
         """How far the tensors are apart that both calls of a pair hold; None if they do not pair or are none."""
         sums = DifferenceSums()
-        a, b = self.held(pair, buffers) or ({}, {})
-        for name in [name for name in a if a[name].is_floating_point()] or a:  # a count of batches says little
-            sums.add(a[name], b[name], (0,))
-        return sums.relative_l2 if sums.values else None
+        for one, two in zip(*map(_floating, self.held(pair, buffers) or ({}, {})), strict=True):
+            sums.add(one[1], two[1], (0,))
+        return sums.apart if sums.values else None
 
-    def relation(self, pair: Pair | PairedCall, buffers: bool = False) -> tuple[str, str]:
-        """The names of what differs where no layer but a block or the model holds it, and what it is in B.
+    def relation(self, pair: Pair | PairedCall) -> tuple[str, str, str]:
+        """The names of what differs where no layer but a block or the model holds it, what it is in B, and advice.
 
-        Such as ``B's weight is A's times 10``; empty if it is not known.
+        Such as ``B's weight is A's times 10``; empty if it is not known. Of equal tensors it names the arguments of the
+        layer that differ.
         """
-        a, b = self.held(pair, buffers) or ({}, {})
+        held = [self.held(pair, buffers) or ({}, {}) for buffers in (False, True)]
+        a, b = (dict(item for both in held for item in _floating(both[side])) for side in (0, 1))
         module = self._modules[0].get("" if pair.a.name == MODEL else pair.a.name)
         own = module is not None and is_leaf(module)
         above = "" if own or module in (None, self.a) else f"{pair.a.name}."
         both = {name: (as_plain(a[name]).detach(), as_plain(b[name]).detach().to(a[name].device)) for name in a}
         changed = [name for name, (one, two) in both.items() if not torch.equal(one.to(two.dtype), two)]
-        words: dict[str, list[str]] = {}
+        words: dict[tuple[str, str, str], list[str]] = {}
+        kind = functions_of(pair.a.type)[0]
         for name in changed:
-            axes = _AXES.get(functions_of(pair.a.type)[0], ()) if own else ()
-            found = relation(*both[name], axes) or self._other(b[name], name)
+            reset = [side for side, value in zip("AB", both[name], strict=True) if _is_initial(kind, name, value)]
+            if len(reset) == 1 and own:
+                found = (reset[0], "at the initial values", _RESET.format(reset[0]))
+            elif said := relation(*both[name], _AXES.get(kind, ()) if own else ()):
+                found = ("B", said, _CONVERTED)
+            else:
+                said = self._other(b[name], name)
+                found = ("B", said, _MAPPED if said else "")
             words.setdefault(found, []).append(above + name)
         place = "" if own else " and ".join(above + name for name in changed)
-        known = {it: " and ".join(names) + (" are" if names[1:] else " is") for it, names in words.items() if it}
-        said = " and ".join(f"B's {names} {it}" for it, names in known.items())
-        return place, said or (f"only its {' and '.join(changed)}" if own and len(changed) < len(a) else "")
+        known = {it: _joined(names) + (" are" if names[1:] else " is") for it, names in words.items() if it[1]}
+        said = " and ".join(f"{side}'s {names} {it}" for (side, it, _), names in known.items())
+        if not said and own and len(changed) < len(a) and any(name in held[0][0] for name in changed):
+            said = f"only its {_joined(changed)}"
+        return place, said or ("" if changed else self._arguments(pair)), next((it[2] for it in known), "")
+
+    def _arguments(self, pair: Pair | PairedCall) -> str:
+        """The arguments in which two layers of one class differ, such as ``eps is 1e-05 in A and 0.1 in B``."""
+        a, b = (side.get(call.name) for side, call in zip(self._modules, (pair.a, pair.b), strict=True))
+        if a is None or b is None or type(a) is not type(b) or not is_leaf(a):
+            return ""
+        one, two = (
+            {key: value for key, value in vars(layer).items() if key[0] != "_" and isinstance(value, _SIMPLE)}
+            for layer in (a, b)
+        )
+        names = [name for name in one.keys() & two.keys() if one[name] != two[name]]
+        return " and ".join(f"{name} is {one[name]} in A and {two[name]} in B" for name in sorted(names))
 
     def _other(self, value: Tensor, name: str) -> str:
         """The parameter or buffer of another layer of A that ``value`` equals."""
@@ -97,6 +123,21 @@ class Weights:
             if same and torch.equal(tensor, value.to(tensor.device, tensor.dtype)):
                 return f"{other} of A"
         return ""
+
+
+def _joined(names: Sequence[str]) -> str:
+    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
+
+
+def _floating(tensors: Mapping[str, Tensor]) -> list[tuple[str, Tensor]]:
+    """The floating-point ones, or all if there is none: a count of batches says little."""
+    return [item for item in tensors.items() if item[1].is_floating_point()] or list(tensors.items())
+
+
+def _is_initial(kind: str, name: str, value: Tensor) -> bool:
+    """Whether a parameter or statistic of a normalisation is as in a new layer."""
+    first = {"weight": 1, "running_var": 1, "bias": 0, "running_mean": 0}.get(name)
+    return kind.endswith("norm") and first is not None and bool((value == first).all())
 
 
 def stored_as(model: nn.Module) -> str:

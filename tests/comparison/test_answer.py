@@ -75,12 +75,12 @@ def test_a_call_without_partner_is_counted_when_the_rest_is_the_same() -> None:
 CASES: dict[str, tuple[Any, ...]] = {
     "NaN before all that follows from it": (
         [pair("(input)"), pair("conv1", 1e-3), pair("bn1", 0.0, nonfinite_b=7), pair("(model)", 1.0)],
-        "nonfinite bn1: 7 values are NaN or Inf in B and finite in A, first at bn1; before it, conv1 is the first that"
-        " differs: relative L2 0.001.",
+        "nonfinite bn1: bn1 is the first layer with NaN or Inf in B: 7 values, finite in A; before it, conv1 is the"
+        " first that differs: relative L2 0.001.",
     ),
     "NaN in A": (
         [pair("(input)"), pair("conv1", 0.0, nonfinite_a=1)],
-        "nonfinite conv1: 1 value is NaN or Inf in A and finite in B, first at conv1.",
+        "nonfinite conv1: conv1 is the first layer with NaN or Inf in A: 1 value, finite in B.",
     ),
     "sizes of the input": (
         [pair("(input)", None, shape_b=(3, 9, 9)), pair("conv1", None)],

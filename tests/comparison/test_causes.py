@@ -2,6 +2,8 @@
 
 import copy
 import io
+import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -99,6 +101,44 @@ def test_weights_of_another_layer_are_recognised() -> None:
     b[0].load_state_dict(a[2].state_dict())
     sentence = compare(a, b, torch.randn(4, 4)).answer.sentence
     assert sentence.endswith("B's weight is 2.weight of A and B's bias is 2.bias of A.")
+
+
+def reset(norm: nn.BatchNorm2d) -> None:
+    norm.reset_parameters()
+
+
+def permute(norm: nn.BatchNorm2d) -> None:
+    norm.load_state_dict({name: value[ORDER] if value.dim() else value for name, value in norm.state_dict().items()})
+
+
+def widen(norm: nn.BatchNorm2d) -> None:
+    norm.eps = 0.5
+
+
+def poison(norm: nn.BatchNorm2d) -> None:
+    norm.weight.data[0] = math.nan
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (reset, "B's weight, bias, running_mean and running_var are at the initial values."),
+        (nn.BatchNorm2d.reset_running_stats, "running_mean and running_var are at the initial values; its parameters"),
+        (permute, "B's weight, bias, running_mean and running_var are A's with channels permuted."),
+        (widen, "with the same parameters; its eps is 1e-05 in A and 0.5 in B."),
+        (poison, "1 is the first layer with NaN or Inf in B: 196 values, finite in A; its weights hold them too."),
+    ],
+)
+def test_what_happened_to_a_batchnorm_is_said_whole(change: Callable[[nn.BatchNorm2d], None], words: str) -> None:
+    a = seeded(lambda: nn.Sequential(nn.Conv2d(3, 5, 2), nn.BatchNorm2d(5), nn.ReLU()))
+    for value in a[1].state_dict().values():
+        if value.dim():
+            value.uniform_(0.5, 2)
+    b = copy.deepcopy(a)
+    change(b[1])
+    found = compare(a, b, torch.randn(4, 3, 8, 8))
+    assert words in found.answer.sentence and found.answer.advice
+    assert all(pair.relative_l2 is pair.difference.cosine is None for pair in found.calls if pair.difference.nonfinite)
 
 
 def photograph(side: int = 160) -> Image.Image:

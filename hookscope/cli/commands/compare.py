@@ -423,8 +423,12 @@ def _agreement(agreement: comparison.Agreement) -> str:
         best = "five" if agreement.best == 5 else agreement.best
         text += f", and {percent(agreement.top5)} of the {best} best classes are shared"
     changed = [
-        f"{image.name} ({image.class_a} {percent(image.probability_a)} in A,"
-        f" {image.class_b} {percent(image.probability_b)} in B)"
+        f"{image.name} ({_best(image.class_a, image.probability_a)} in A,"
+        f" {_best(image.class_b, image.probability_b)} in B)"
         for image in agreement.changed
     ]
     return f"{text}; {listed(changed, _IMAGES)}" if changed else text
+
+
+def _best(name: str, probability: float) -> str:
+    return f"{name} {percent(probability)}" if probability == probability else name
