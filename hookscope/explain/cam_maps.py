@@ -315,7 +315,8 @@ def connected_layers(
             raise NoMapError(asked, "no layer has a map", "use saliency, which needs no map")
         if needs_gradient:
             why = "no gradient reaches a map: it is quantized, detached or computed under no_grad"
-            why = "onnxruntime computes no gradients" if type(model).__name__ == "OnnxModel" else why
+            if type(model).__name__ == "OnnxModel":
+                asked, why = "this method needs gradients", "onnxruntime computes none"
             raise NoMapError(asked, why, f"choose a method without gradient: {gradient_free(CAM_METHODS)}")
         yield from ((layer, True) for layer in layers)
 

@@ -405,14 +405,16 @@ def fitting_error(
         if key in state and tuple(state[key].shape) != own[key]
     ]
     parts = {"missing": missing, "unexpected": [key for key in state if key not in own], "other shapes": shapes}
-    exists = [f"{matching} of {len(own)} keys match"]
+    exists = [f"{matching} of {len(own)} keys of the model match, and the file has {len(state)}"]
     exists += [f"{len(keys)} {what}: {listed(keys, 2)}" for what, keys in parts.items() if keys]
     for prefix in _prefixes(own, state)[:1]:
         if (count := len(_fitting(own, prefix.applied(state)))) > matching:
             exists.append(f"nearest: {count} match if {prefix}")
     do = f"it would fit {fits}" if fits else ""
     if shapes and matching and not (do or missing or parts["unexpected"]):
-        do = "build the model as in training: file.py:make, or 'file.py:make(classes=7)'"
+        classes = _other_number_of_classes(model, state, mismatches(model, state))
+        do = "build the model as in training"
+        do += f", with {classes} classes: file.py:make, or such as 'file.py:make(classes={classes})'" if classes else ""
     return WeightsError(f"{path} does not fit {name}", "; ".join(exists), do)
 
 

@@ -173,7 +173,11 @@ def class_objective(index: int, region: Tensor | None, output: Any, categories: 
     def shares(output: Any) -> Tensor:
         return probabilities(class_scores(output, what)) if region is None else _shares(_maps(output), region)
 
-    value, given = float(scores(output).detach()[0, index]), shares(output)[0].tolist()
+    found = scores(output)
+    value = float(found.detach()[0, index])
+    if region is None and found.shape[1] == 1 and not categories and not isinstance(found, Logits):  # a regression?
+        return Objective(Score(index, None, value, None), lambda output: scores(output)[:, index])
+    given = shares(output)[0].tolist()
     prediction = Prediction(index, class_label(index, categories), value, given[index], max(given))
     return Objective(prediction, lambda output: scores(output)[:, index], lambda output: shares(output)[:, index])
 

@@ -151,17 +151,27 @@ def test_batch_norms_without_statistics_keep_theirs(load: Callable[..., Any]) ->
 @pytest.mark.parametrize(
     ("state", "words"),
     [
-        ({key: values()[key] for key in list(values())[:-2]}, "14 of 16 keys match; 2 missing: fc.weight, fc.bias"),
-        (values() | {"head.weight": torch.ones(2)}, "16 of 16 keys match; 1 unexpected: head.weight"),
+        (
+            {key: values()[key] for key in list(values())[:-2]},
+            "14 of 16 keys of the model match, and the file has 14; 2 missing: fc.weight, fc.bias",
+        ),
+        (
+            values() | {"head.weight": torch.ones(2)},
+            "16 of 16 keys of the model match, and the file has 17; 1 unexpected: head.weight",
+        ),
         (values(classes=7), "2 other shapes: fc.weight is 7x4 in the file and 4x4 in the model, fc.bias is 7 in "),
-        (values(classes=7), "in the model; build the model as in training: file.py:make, or 'file.py:make(classes=7)'"),
+        (
+            values(classes=7),
+            "build the model as in training, with 7 classes: file.py:make, or such as 'file.py:make(classes=7)'",
+        ),
         (
             prefixed("model.", {key: values()[key] for key in list(values())[:-1]}),
             "16 missing: ... nearest: 15 match if keys had the prefix model.: taken off",
         ),
         (
             {"a": torch.ones(3)},
-            "0 of 16 keys match; 10 missing: stem.0.weight, stem.0.bias and 8 more; 1 unexpected: a",
+            "0 of 16 keys of the model match, and the file has 1;"
+            " 10 missing: stem.0.weight, stem.0.bias and 8 more; 1 unexpected: a",
         ),
     ],
 )

@@ -141,12 +141,17 @@ def test_weights_that_are_not_finite_are_noted(save: Callable[..., str], squeeze
 
 def test_another_architecture_or_a_part_of_a_model_is_refused(save: Callable[..., str], squeezenet: State) -> None:
     text = refused(save(squeezenet), "resnet18")
-    start = "own.pth does not fit resnet18; 0 of 122 keys match; 62 missing: conv1.weight, bn1.weight and 60 more; "
+    start = (
+        "own.pth does not fit resnet18; 0 of 122 keys of the model match, and the file has 52; "
+        "62 missing: conv1.weight, bn1.weight and 60 more; "
+    )
     assert f"{start}52 unexpected: features.0.weight, features.0.bias and 50 more; " in text
     assert text.endswith("it would fit squeezenet1_1")
     part = {key: value for key, value in squeezenet.items() if not key.startswith("classifier")}
     text = refused(save(part), "squeezenet1_1")
-    assert text.endswith("50 of 52 keys match; 2 missing: classifier.1.weight, classifier.1.bias")
+    assert text.endswith(
+        "50 of 52 keys of the model match, and the file has 50; 2 missing: classifier.1.weight, classifier.1.bias"
+    )
 
 
 def test_mismatches_are_missing_unknown_and_of_another_shape() -> None:

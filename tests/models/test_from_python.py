@@ -293,7 +293,7 @@ def test_a_checkpoint_for_a_factory(net: str, tmp_path: Path) -> None:
     loaded = load_model(f"{net}:make", weights=path)
     assert torch.equal(loaded.model[0].weight, state["0.weight"])
     assert (loaded.weights, loaded.notes) == ("own.pth", (f"{path} holds 4 values that are NaN or infinite",))
-    with pytest.raises(WeightsError, match=r"does not fit .*:grey; 0 of 2 keys match"):
+    with pytest.raises(WeightsError, match=r"does not fit .*:grey; 0 of 2 keys of the model match"):
         load_model(f"{net}:grey", weights=path)
 
 

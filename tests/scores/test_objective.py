@@ -289,3 +289,9 @@ def test_a_loss_is_a_name_an_object_or_a_function() -> None:
     value, targets = own.of(scores())
     assert (float(value.detach()), value.shape, targets) == (3.0, (), ())
     assert as_loss(torch.nn.Identity()).name == "Identity"
+
+
+def test_one_number_without_a_class_name_has_no_probability() -> None:
+    output = torch.tensor([[3.0]])
+    assert [goal.score.probability for goal in objectives(0, output, None)] == [None]
+    assert objectives(0, output, ["ship"])[0].score.probability == pytest.approx(1 / (1 + math.exp(-3)))

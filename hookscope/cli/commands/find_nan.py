@@ -84,12 +84,16 @@ def _seen(scan: tracing.NonFiniteReport) -> Iterator[str]:
         later = (
             f"{counted(number, 'later result')} of operations hold it too" if number else "no operation passes it on"
         )
-        yield f"Then the model raised {scan.error}." if scan.error else f"{end}; {later}."
+        end += f"; {later}" if scan.operations else ""
+        yield f"Then the model raised {scan.error}." if scan.error else f"{end}."
     if scan.contained:
         keys = listed([call.call.key for call in scan.contained], 3)
         yield f"Inf that the code writes itself, such as a mask, does not spread: {keys}."
     looked = f"{counted(scan.operations, 'operation')} in {counted(scan.layers, 'call')} of modules"
+    looked += f", {counted(scan.values, 'value')},"
+    if not scan.operations:  # as in an ONNX file
+        looked = f"the results of {counted(scan.layers, 'layer')}"
     none = "" if scan.made else "No NaN and no Inf. "
-    yield f"{none}Searched {looked}, {counted(scan.values, 'value')}, in one forward pass in eval mode."
+    yield f"{none}Searched {looked} in one forward pass in eval mode."
     if scan.did_not_run:
         yield f"Not searched, because they did not run: {listed(scan.did_not_run, 3)}."
