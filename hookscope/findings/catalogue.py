@@ -480,6 +480,9 @@ _note(
     cases={
         "many": _as_warning(advice="Look for weights that were copied or set to one value."),
         "equal": _as_error("Equal filters stay equal and work as one.", "Initialise their weights at random."),
+        "at first": _as_warning(
+            "Equal filters begin as one, and part only by what is behind them.", "Initialise their weights at random."
+        ),
         "alike": _as_warning(
             "Nearly all filters detect the same thing.", "Look for weights that were averaged or reset."
         ),
@@ -606,12 +609,17 @@ _warning(
 _warning(
     "input-scale",
     "Initialisations and learning rates are made for inputs of about zero mean and unit size.",
-    "Divide images of 0 to 255 by 255. Normalise once by mean and standard deviation: columns of a table one by one,"
-    " and large targets of a regression too.",
+    "Divide images of 0 to 255 by 255. Normalise once by mean and standard deviation: columns of a table one by one.",
     Threshold("large_input", 10.0, "chosen: root mean square; normalised data have 1, images of 0 to 255 about 130"),
     Threshold("odd_input", 2.5, "root mean square of images that were normalised twice: 3 to 5"),
     Threshold("small_input", 0.01, "root mean square of images that were divided by 255 twice: 0.002"),
     cases={"odd": _as_note("", "Check whether data are normalised twice, or not at all, or changed in place.")},
+)
+_warning(
+    "target-scale",
+    "The model has not learned targets this large: outputs begin near 0, and gradients grow with the targets.",
+    "Scale the targets to zero mean and unit size, and scale outputs back; or train on their logarithm.",
+    Threshold("large_target", 100.0, "chosen: root mean square; scaled targets have 1"),
 )
 _warning(
     "input-constant",
@@ -662,6 +670,14 @@ _warning(
             "nll_loss takes log-probabilities; with other inputs it falls without limit.",
             "Use cross_entropy on logits, or log_softmax before nll_loss.",
         ),
+        "divergence": _as_error(
+            "kl_div takes log-probabilities; with other inputs it falls below 0 and means nothing.",
+            "Give log_softmax(x, dim=1) as the input, and probabilities as the target.",
+        ),
+        "targets": _as_error(
+            "Binary cross-entropy takes targets from 0 to 1; with others it falls below 0 without limit.",
+            "Give labels of 0 and 1, or use cross_entropy for several classes.",
+        ),
         "pairs": _as_error("The outputs all go to the mean of the targets.", "Give both one shape: output.squeeze(1)."),
     },
 )
@@ -680,6 +696,7 @@ _warning(
         "chosen: over the highest rate, for a third of the run; cosine and linear schedules"
         " come so low only in their last 3 %",
     ),
+    Threshold("least_way", 0.01, "chosen: of a weight's norm; less in the whole run is hardly learning"),
     Threshold("tiny_rate", 1e-5, "chosen: with a higher rate, small steps have another cause"),
     cases={
         "zero": _as_error(
@@ -687,6 +704,14 @@ _warning(
         ),
         "too small": _as_error(
             "The steps are lost in rounding.", "Raise the learning rate; 1e-3 is usual for Adam, 0.1 for SGD."
+        ),
+        "slow": Case(
+            "The learning rate is too low for a run of this length.",
+            "Raise it, or shorten the warm-up; 1e-3 is usual for Adam, 0.1 for SGD.",
+        ),
+        "swings": Case(
+            "A cosine schedule rises again after T_max calls: it probably counts epochs, but is called at each step.",
+            "Call scheduler.step() once per epoch, or give the number of steps. This is expected for cyclic schedules.",
         ),
     },
 )
@@ -977,10 +1002,11 @@ _ORDER = {
     "weights": "non-finite negative-variance exploding-weights exploding-variance constant-weights dead-filters"
     " duplicate-filters collapsed-variance never-updated",
     "training": "no-step not-optimized loss-scale gradients-accumulate probabilities-as-logits loss-input"
-    " loss-maximized input-constant target-constant input-scale optimizer-settings learning-rate-vanishes eval-mode"
-    " batchnorm-small-batch duplicate-filters non-finite loss-flat loss-rises loss-spike dead-layer dead-channels"
-    " constant-output exploding-activations vanishing-activations saturated exploding-gradient vanishing-gradient"
-    " no-gradient no-update update-too-large update-too-small batchnorm-drift frozen few-samples watcher-failed",
+    " loss-maximized input-constant target-constant target-scale input-scale optimizer-settings learning-rate-vanishes"
+    " eval-mode batchnorm-small-batch duplicate-filters non-finite loss-flat loss-rises loss-spike dead-layer"
+    " dead-channels constant-output exploding-activations vanishing-activations saturated exploding-gradient"
+    " vanishing-gradient no-gradient no-update update-too-large update-too-small batchnorm-drift frozen few-samples"
+    " watcher-failed",
     "inspection": "random-weights left-range input-mismatch probabilities-as-scores random-output initial-weights"
     " idle-layer attention-axis unlike-siblings rounded-weights copied-weights unsuited-weights sudden-drift"
     " outlier-layer outlier-weights unordered-positions",

@@ -141,7 +141,9 @@ class StepFacts:
         return self._validation
 
     def after_loss(self, module: nn.Module, args: tuple[Any, ...]) -> None:
-        """A loss module has returned: whether what cross-entropy gets sums to 1 already."""
+        """A loss module has returned: whether what cross-entropy gets sums to 1 already, and the targets of L1."""
+        if isinstance(module, nn.L1Loss) and len(args) > 1 and isinstance(args[1], torch.Tensor):
+            self._now().loss["target_size"] = as_float(args[1].detach()).square().mean().sqrt()
         if isinstance(module, nn.CrossEntropyLoss) and args and isinstance(args[0], torch.Tensor):
             logits = args[0].detach()
             if logits.dim() > 1 and logits.shape[1] > 1 and logits.is_floating_point() and logits.numel():
@@ -250,6 +252,7 @@ class StepFacts:
             "gradient_norm": math.hypot(*sizes),
             **self._without_gradient([p for p in trainable if p.grad is None], step.optimizer.since),
             **self._not_optimized(step),
+            **({} if step.optimizer.steps else {"equal_at_first": self._equal_filters(step)}),
         }
 
     def row(self, step: OptimizerStep, gradients: Mapping[str, Any], loss: float | None) -> dict[str, Any]:
@@ -272,7 +275,8 @@ class StepFacts:
             **self._tap.clipping,
             **self._scaling(),
             **self._validated(),
-            **self._equal_filters(step),
+            "equal_filters": self._equal_filters(step),
+            "rate_swings": tracked.rate_swings,
             **({} if isinstance(tracked, BackwardSteps) else _settings(tracked.optimizer())),
             **self._of_passes(begun, [model.number for model in models], latest.loss if latest else {}),
         }
@@ -365,8 +369,8 @@ class StepFacts:
             "waiting_optimizers": held_by_waiting,
         }
 
-    def _equal_filters(self, step: OptimizerStep) -> dict[str, Any]:
-        """The layers whose filters are equal, and not 0, after the first steps, and as long as they stay so."""
+    def _equal_filters(self, step: OptimizerStep) -> list[str]:
+        """The layers whose filters are equal, and not 0, around the first steps, and as long as they stay so."""
         sizes, known = dict[str, tuple[Tensor, Tensor]](), self._equal.get(step.optimizer.number, [])
         for layer, module, own in (entry for model in step.models for entry in model.with_parameters()):
             weight, groups = own.get("weight"), getattr(module, "groups", 1)
@@ -379,7 +383,7 @@ class StepFacts:
         scalars = FetchedScalars(size for pair in sizes.values() for size in pair)
         equal = [name for name, (a, b) in sizes.items() if scalars[a] < _EQUAL * scalars[b]]
         self._equal[step.optimizer.number] = equal
-        return {"equal_filters": equal}
+        return equal
 
     def _scaling(self) -> dict[str, Any]:
         scale = self._tap.scale()

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hookscope.hooks import graph_nodes
+from hookscope.hooks import as_float, graph_nodes
 
 SCALE = "hookscope.scale"
 """The key of the scale of a ``GradScaler`` in the metadata of the node that multiplies by it."""
@@ -18,6 +18,7 @@ SCALE = "hookscope.scale"
 _SUM = 2  # torch's number for reduction="sum"
 _MOST_NODES = 64
 _MOST_FACTORS = 8  # by which a script divides a loss
+_SUMS_TO_1 = 1e-2  # rounding of half precision
 # Operations that keep the values, and the class of each
 _SHAPES = (
     "View", "Reshape", "Unsafe", "Squeeze", "Unsqueeze", "Transpose", "Permute", "TBackward", "Clone", "ToCopy",
@@ -29,6 +30,10 @@ _LOSSES = {
     "NllLoss": "nll_loss",
     "NllLoss2D": "nll_loss",
     "BinaryCrossEntropyWithLogits": "binary_cross_entropy_with_logits",
+    "BinaryCrossEntropy": "binary_cross_entropy",
+    "MseLoss": "mse_loss",
+    "SmoothL1Loss": "smooth_l1_loss",
+    "HuberLoss": "huber_loss",
     "LogSoftmax": "cross_entropy",
 }
 
@@ -38,14 +43,40 @@ def loss_facts(roots: Sequence[Tensor]) -> dict[str, Any]:
     nodes = [root.grad_fn for root in roots]
     facts: dict[str, Any] = {"loss_without_graph": all(node is None for node in nodes)}
     for node in islice(graph_nodes(nodes), _MOST_NODES):
+        facts |= _divergence(node)
+        if "loss_shapes" in facts or ("loss_function" in facts and "target_size" not in facts):
+            continue
         if pairs := _pairs(node):
             facts["loss_shapes"] = pairs
-            break
-        if _name(node) in _LOSSES:
-            facts |= _loss(node)
-            facts["loss_negated"] = len(nodes) == 1 and _is_negated(nodes[0], node)
-            break
+        elif _name(node) in _LOSSES and "loss_function" not in facts:
+            sign = _sign(nodes[0], node) if len(nodes) == 1 else 0
+            facts |= _loss(node) | {"loss_negated": sign < 0} | (_numbers(node) if sign else {})
     return facts
+
+
+def _divergence(node: Any) -> dict[str, Any]:
+    """What feeds ``F.kl_div``, if this is the difference in it: target * log(target) - target * input."""
+    left, right, *_ = [*(each for each, _ in node.next_functions), None, None]
+    is_one = _name(node) == "Sub" and left is None and right is not None and _name(right) == "Mul"
+    target = _saved(right, "self") if is_one else None
+    if (
+        target is None
+        or target.dim() < 2
+        or target.shape[-1] < 2
+        or not ((target.sum(-1) - 1).abs() < _SUMS_TO_1).all()
+    ):
+        return {}
+    before = _before(right, 1)
+    return {"kl_div_input": None if before is None else _name(before)}
+
+
+def _numbers(node: Any) -> dict[str, Any]:
+    """Root mean square and extremes of targets that are numbers, not classes."""
+    target = _saved(node, "target")
+    if target is None or not target.is_floating_point() or not target.numel():
+        return {}
+    size, lowest, highest = as_float(target).square().mean().sqrt(), target.amin(), target.amax()
+    return {"target_size": size, "target_lowest": lowest, "target_highest": highest}
 
 
 def _pairs(node: Any) -> list[list[int]]:
@@ -62,6 +93,8 @@ def _loss(node: Any) -> dict[str, Any]:
     before = _before(node)
     if name == "nll_loss":
         facts = _targets(node)
+        values = _saved(node, "self")
+        facts |= {"loss_input_max": values.amax()} if values is not None and values.numel() else {}
         if before is not None and _name(before) == "LogSoftmax":
             direct = node.next_functions[0][0] is before
             node, name, before = before, "cross_entropy", _before(before)
@@ -92,28 +125,28 @@ def _saved(node: Any, name: str) -> Tensor | None:
     return value.detach() if isinstance(value, torch.Tensor) else None
 
 
-def _is_negated(node: Any, loss: Any) -> bool:
-    """Whether nothing but signs, means and factors lies between the root and the loss function, and turns it around.
+def _sign(node: Any, loss: Any) -> int:
+    """1 if nothing but signs, means and factors lies between the root and the loss function, -1 if they turn it around.
 
-    Log-probabilities are the negative of a loss.
+    Else 0. Log-probabilities are the negative of a loss.
     """
-    negated = _name(loss) == "LogSoftmax"
+    sign = -1 if _name(loss) == "LogSoftmax" else 1
     for _ in range(_MOST_FACTORS):
         if node is loss or node is None:
-            return negated and node is loss
+            return sign if node is loss else 0
         name, factor = _name(node), _factor(node)
         weights = _saved(node, "other") if name == "Mul" and not factor else None
         if not name.startswith((*_SIGNS, *_MEANS, *_SHAPES)) or (weights is not None and weights.amin() < 0):
-            return False
-        negated ^= name in _SIGNS or factor < 0
+            return 0
+        sign *= -1 if name in _SIGNS or factor < 0 else 1
         node = node.next_functions[0][0]
-    return False
+    return 0
 
 
-def _before(node: Any) -> Any:
-    """The operation that made the input, beyond those that only change its shape or its type."""
-    for _ in range(_MOST_NODES):
-        node = node.next_functions[0][0] if node.next_functions else None
+def _before(node: Any, place: int = 0) -> Any:
+    """The operation that made the input at ``place``, beyond those that only change its shape or its type."""
+    for step in range(_MOST_NODES):
+        node = node.next_functions[0 if step else place][0] if node.next_functions else None
         if node is None or not node.name().startswith(_SHAPES):
             return node
     return None

@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 from hookscope.training.tracker import in_memory, is_on_stack
 
 _PATIENCE = 100
+_LOW_RATE = 2e-3  # of the highest
 _STEP_CODE = Optimizer.profile_hook_step(lambda self: None).__code__  # of the wrapper around each step
 
 
@@ -29,6 +30,8 @@ class TrackedOptimizer:
     idle = 0  # steps of other optimizers since its last step
     was_searched = False  # whether its model was already searched for in memory
     steps_eagerly = False  # whether a step of it was seen outside of compiled functions
+    rate_swings = 0  # how often the rate fell to almost 0 and rose again over several steps; a restart is one jump
+    _highest_rate, _rate_is_low, _rate_rises = 0.0, False, False
 
     def __init__(self, optimizer: Optimizer, number: int) -> None:
         self.optimizer, self.number = weakref.ref(optimizer), number
@@ -44,6 +47,21 @@ class TrackedOptimizer:
         rates = [_number(group.get("lr")) for group in groups]
         by_parameter = {id(p): rate for group, rate in zip(groups, rates, strict=True) for p in group["params"]}
         return (rates[0] if rates else None), by_parameter
+
+    def note_rate(self) -> None:
+        """Follow the rate, also in steps that are not sampled; a rate on a device is not read."""
+        optimizer = self.optimizer()
+        rate = optimizer.param_groups[0].get("lr") if optimizer is not None else None
+        if not isinstance(rate, float):
+            return
+        self._highest_rate = highest = max(self._highest_rate, rate)
+        if rate < _LOW_RATE * highest:
+            self._rate_is_low, self._rate_rises = True, False
+        elif rate <= highest / 2:
+            self._rate_rises = self._rate_is_low
+        else:
+            self.rate_swings += self._rate_rises
+            self._rate_is_low = self._rate_rises = False
 
     def is_due(self, every: int) -> bool:
         """Whether its next step is to be sampled, unless it seems to make no more steps."""
@@ -132,6 +150,7 @@ class Optimizers:
             self.all.append(stepped)
         for tracked in self.all:
             tracked.idle += 1
+        stepped.note_rate()
         stepped.steps, stepped.since, stepped.idle = stepped.steps + 1, segment, 0
 
 

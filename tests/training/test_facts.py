@@ -208,7 +208,7 @@ BCE = F.binary_cross_entropy_with_logits
         (lambda x: F.nll_loss(x.softmax(1), TARGETS), "nll_loss", "Softmax"),
         (lambda x: F.nll_loss((x.softmax(1) + 1e-9).log(), TARGETS), "nll_loss", "Log"),
         (lambda x: BCE(x.sigmoid(), torch.ones(6, 3)), BCE.__name__, "Sigmoid"),
-        (lambda x: F.mse_loss(x.softmax(1), torch.ones(6, 3)), None, None),
+        (lambda x: F.mse_loss(x.softmax(1), torch.ones(6, 3)), "mse_loss", "Softmax"),
     ],
 )  # fmt: skip
 def test_the_graph_names_the_loss_function_and_what_feeds_it(

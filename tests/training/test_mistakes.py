@@ -145,6 +145,12 @@ def with_equal_weights(net: nn.Module) -> nn.Module:
     return net
 
 
+def with_constant_layer(build: Callable[[], nn.Module]) -> nn.Module:
+    net = build()
+    nn.init.constant_(net.get_parameter("backbone.0.weight"), 0.1)
+    return net
+
+
 def with_zeroed_weights(net: nn.Module) -> None:
     for parameter in net.parameters():
         nn.init.zeros_(parameter)
@@ -198,12 +204,23 @@ PLAIN: dict[str, dict[str, Callable[[], None]]] = {
             with_validation, in_eval_mode=False, measure=lambda logits, labels: logits.argmax(1) == labels
         ),
     },
-    "duplicate-filters": {"weights_of_one_value": plain(lambda: with_equal_weights(perceptron()), sgd(0.05))},
+    "duplicate-filters": {
+        "weights_of_one_value": plain(lambda: with_equal_weights(perceptron()), sgd(0.05)),
+        "one_layer_of_one_value": plain(partial(with_constant_layer, Convolutional), by(Adam)),
+    },
     "input-scale": {
         "inputs_up_to_255": plain(perceptron, sgd(0.01), lambda x, y: ((x * 60 + 128).clamp(0, 255).round(), y)),
         "divided_by_255_twice": plain(perceptron, sgd(0.1), lambda x, y: (as_picture(x) / 255, y)),
         "inputs_that_fade": lambda: plain(perceptron, sgd(0.3), fading())(),
         "normalised_twice": plain(Convolutional, sgd(0.05), lambda x, y: (normalised(normalised(as_picture(x))), y)),
+    },
+    "target-scale": {
+        name: plain(perceptron, optimizer, loss_of=lambda z, y, loss=loss: loss(z[:, 0], 1e5 * (1 + y)))
+        for name, optimizer, loss in (
+            ("prices_as_targets", by(Adam), F.mse_loss),
+            ("prices_that_explode", sgd(0.01), nn.SmoothL1Loss(beta=1e9)),
+            ("prices_and_absolute_errors", by(Adam), nn.L1Loss()),
+        )
     },
     "input-constant": {
         "one_picture_for_all": plain(Convolutional, sgd(0.05), lambda x, y: (x[:1].expand_as(x).contiguous(), y)),
@@ -236,6 +253,20 @@ PLAIN: dict[str, dict[str, Callable[[], None]]] = {
         ),
         "nll_loss_of_logits": plain(perceptron, sgd(0.001), loss_of=nn.NLLLoss()),
         "nll_loss_of_probabilities": plain(lambda: perceptron(nn.Softmax(1)), by(Adam), loss_of=nn.NLLLoss()),
+        "nll_loss_of_another_activation": plain(lambda: perceptron(nn.ELU()), sgd(0.001), loss_of=nn.NLLLoss()),
+        "kl_div_of_probabilities": plain(
+            perceptron,
+            sgd(0.1),
+            loss_of=lambda z, y: (
+                F.cross_entropy(z, y) + F.kl_div(z.softmax(1), F.one_hot(y, CLASSES).float(), reduction="sum")
+            ),
+        ),
+        "kl_div_of_logits": plain(
+            perceptron, sgd(0.01), loss_of=lambda z, y: F.kl_div(z, torch.full_like(z, 1 / CLASSES), reduction="sum")
+        ),
+        "labels_of_minus_1": plain(
+            perceptron, sgd(0.01), loss_of=lambda z, y: BCE(z, 2 * F.one_hot(y, CLASSES).float() - 1)
+        ),
     },
     "loss-maximized": {
         "negated_loss": plain(perceptron, sgd(0.01), loss_of=lambda logits, y: -F.cross_entropy(logits, y)),
@@ -244,6 +275,13 @@ PLAIN: dict[str, dict[str, Callable[[], None]]] = {
     "learning-rate-vanishes": {
         "rate_of_zero": plain(perceptron, sgd(0.0)),
         "rate_too_small_for_float32": plain(Convolutional, by(Adam, lr=1e-12)),
+        "rate_too_small_for_the_run": plain(perceptron, by(Adam, lr=1e-6)),
+        "warm_up_longer_than_the_run": plain(
+            perceptron, by(Adam), schedule=lambda optimizer: schedules.LinearLR(optimizer, 1e-4, 1.0, 10_000)
+        ),
+        "cosine_of_epochs_each_batch": plain(
+            Convolutional, by(Adam), schedule=lambda optimizer: schedules.CosineAnnealingLR(optimizer, 10)
+        ),
         "exponential_decay_each_batch": plain(
             Convolutional, sgd(0.1), schedule=lambda optimizer: schedules.ExponentialLR(optimizer, 0.1)
         ),

@@ -18,11 +18,15 @@ _FLOAT32 = 2.0**-24  # float32 rounds a smaller change of a value of 1 away
 _CLIPPED = 1e-6  # a limit up to which clipping leaves no gradient
 _LOW_LIMIT, _SHORT_STEP = 0.01, 2e-5  # of the norm, and times the rate: all weights together move no farther in a step
 _DRIFT = 2.5  # times the scale of the input
+_ROUNDING = 1e-3  # of a logarithm or a loss that cannot pass 0
+_UNLEARNED = 0.8  # of the first loss
 _PROBABILITIES = ("Softmax", "Sigmoid")
 _CUTTING = ("Relu", "Hardtanh", "Tanh", "Threshold")
-_SCORES = ("Addmm", "Mm", "Convolution", "Linear", "Relu")
 # symptoms of weights that do not change
-_LIFELESS = frozenset(("no-gradient", "no-update", "update-too-small", "vanishing-gradient", "loss-flat", "frozen"))
+_LIFELESS = frozenset(
+    ("no-gradient", "no-update", "update-too-small", "vanishing-gradient", "loss-flat", "frozen",
+     "learning-rate-vanishes")
+)  # fmt: skip
 # symptoms of values that grow, vanish or are not numbers
 _UNSTABLE = frozenset(
     ("non-finite", "loss-rises", "loss-spike", "dead-layer", "dead-channels", "constant-output",
@@ -127,7 +131,7 @@ def _has_no_gradient(now: History) -> bool:
     return bool(now["trainable"]) and now["with_gradient"] == now["zero_gradients"]
 
 
-@Cause(CATALOGUE["not-optimized"], 1, explains=_LIFELESS | {"learning-rate-vanishes"})
+@Cause(CATALOGUE["not-optimized"], 1, explains=_LIFELESS)
 def _not_optimized(now: History) -> Evidence | None:
     lost, layers = now["not_optimized"] or 0, tuple(now["not_optimized_layers"] or ())
     if not lost:
@@ -146,7 +150,7 @@ def _not_optimized(now: History) -> Evidence | None:
     return Evidence(text, case, layers, numbers)
 
 
-@Cause(CATALOGUE["no-gradient"], 1, explains=_LIFELESS | {"learning-rate-vanishes", "gradients-accumulate"})
+@Cause(CATALOGUE["no-gradient"], 1, explains=_LIFELESS | {"gradients-accumulate"})
 def _nothing_gets_a_gradient(now: History) -> Evidence | None:
     held, loss = now["parameters"] or 0, now["loss"]
     numbers = {"parameters": held, "backwards": now["backwards"], "loss": loss}
@@ -226,9 +230,18 @@ def _loss_input(now: History) -> Evidence | None:
         return Evidence(words.format(*map(tuple, now["loss_shapes"])), "pairs")
     if now["softmax_over_batch"]:
         return Evidence("the softmax before nll_loss runs over dim 0, the batch", "wrong dim", numbers=numbers)
-    if function == "nll_loss" and fed_by in (*_PROBABILITIES, *_SCORES):
-        words = f"nll_loss gets the output of {fed_by.lower()}, not log-probabilities"
-        return Evidence(words, "no logarithm", numbers=numbers)
+    if (highest := now.number("loss_input_max")) > _ROUNDING and function == "nll_loss":
+        words = (
+            f"nll_loss gets the output of {fed_by.lower()}, not log-probabilities: its largest value is {highest:.3g}"
+        )
+        return Evidence(f"{words}, above 0", "no logarithm", numbers=numbers)
+    divergent = now["kl_div_input"] or ""
+    if divergent in _PROBABILITIES or (divergent and now.number("loss") < -_ROUNDING):
+        words = f"kl_div gets the output of {divergent.lower()}, not log-probabilities; the loss is {now['loss']:.4g}"
+        return Evidence(words, "divergence", numbers={"loss_input": divergent})
+    lowest, highest = now.number("target_lowest"), now.number("target_highest")
+    if str(function).startswith("binary_cross_entropy") and (lowest < 0 or highest > 1):
+        return Evidence(f"the targets of {function} go from {lowest:.4g} to {highest:.4g}", "targets")
     if function in ("cross_entropy", "binary_cross_entropy_with_logits") and fed_by in _CUTTING:
         return Evidence(f"{fed_by.lower()} cuts off the logits that go into {function}", numbers=numbers)
     return None
@@ -303,6 +316,16 @@ def _input_scale(now: History) -> Evidence | None:
     return Evidence(words, case, numbers=numbers)
 
 
+@Cause(CATALOGUE["target-scale"], 1, explains=("loss-flat",), precedes=_UNSTABLE)
+def _target_scale(now: History) -> Evidence | None:
+    size, losses = now.number("target_size"), [row.get("loss") for row in now.rows]
+    has_learned = any(loss is not None and loss < _UNLEARNED * (losses[0] or 0.0) for loss in losses[-3:])
+    if not size > now.limits["large_target"] or has_learned:
+        return None
+    words = f"the targets have root mean square {size:.4g}, and the loss is {now.number('loss'):.4g}"
+    return Evidence(words, numbers={"size": size, "loss": now["loss"]})
+
+
 # Modes and settings
 
 
@@ -311,6 +334,13 @@ def _equal_filters(now: History) -> Evidence | None:
     names = tuple(now["equal_filters"] or ())
     words = f"all filters are equal after the step in {listed([repr(name) for name in names], 3)}"
     return Evidence(words, "equal", names, {"layers": len(names)}) if names else None
+
+
+@Cause(CATALOGUE["duplicate-filters"], 1)
+def _equal_at_first(now: History) -> Evidence | None:
+    names = tuple(now["equal_at_first"] or ())
+    words = f"before the first step all filters were equal in {listed([repr(name) for name in names], 3)}"
+    return Evidence(words, "at first", names, {"layers": len(names)}) if names and not now["equal_filters"] else None
 
 
 @Cause(CATALOGUE["eval-mode"], 2)
@@ -352,6 +382,13 @@ def _settings(now: History) -> Evidence | None:
     return None
 
 
+@Cause(CATALOGUE["learning-rate-vanishes"], 1, explains=("loss-flat",))
+def _rate_swings(now: History) -> Evidence | None:
+    swings, last = now["rate_swings"], now.rows[-1]
+    words = f"in {last['step'] + 1:,} steps the learning rate fell to almost 0 and rose again"
+    return Evidence(f"{words} {counted(last['rate_swings'], 'time')}", "swings") if swings else None
+
+
 @Cause(CATALOGUE["learning-rate-vanishes"], 2, explains=_LIFELESS - {"no-gradient", "frozen"})
 def _rate_vanishes(now: History) -> Evidence | None:
     rates = [row.get("rate") for row in now.rows]
@@ -360,7 +397,7 @@ def _rate_vanishes(now: History) -> Evidence | None:
         return None
     if peak == 0 and len(rates) >= now.limits["patience"]:
         return Evidence("the learning rate is 0", "zero", numbers={"rate": 0.0})
-    low = [r is not None and r < now.limits["rate_fall"] * peak for r in rates]
+    low = [r is not None and r <= 1.001 * now.limits["rate_fall"] * peak for r in rates]
     first = max((at for at, is_low in enumerate(low) if not is_low), default=-1) + 1
     steps = [row["step"] for row in now.rows]
     if 0 < first <= now.at and steps[-1] - steps[first] >= steps[-1] / 3:

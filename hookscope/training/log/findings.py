@@ -32,8 +32,11 @@ def with_causes(
 ) -> list[TimedFinding]:
     """The causes in a run, and ``symptoms`` without what the causes explain; a cause comes before its symptoms."""
     classes = next((row["classes"] for row in run.facts if isinstance(row.get("classes"), int)), math.nan)
+    flat = list(flat_findings(series, classes, thresholds))
+    if any(finding.finding == "learning-rate-vanishes" for finding in flat):  # which no layer causes
+        symptoms = [finding for finding in symptoms if finding.finding != "update-too-small"]
     if all(finding.severity == "note" for finding in symptoms):  # else the symptoms say why the loss is flat
-        symptoms = [*symptoms, *flat_findings(series, classes, thresholds)]
+        symptoms = [*symptoms, *flat]
     pairs = _causes(run, series, {entry.name: thresholds[entry.name] for entry in thresholds_for("training")})
     if any(finding.finding == "dead-layer" for finding in symptoms):  # which is the cause of gradients of 0
         pairs = [(rule, finding) for rule, finding in pairs if "zero_gradients" not in finding.numbers]
