@@ -50,33 +50,19 @@ def loss_facts(roots: Sequence[Tensor]) -> dict[str, Any]:
             facts["loss_shapes"] = pairs
         elif _name(node) in _LOSSES and "loss_function" not in facts:
             sign = _sign(nodes[0], node) if len(nodes) == 1 else 0
-            facts |= _loss(node) | {"loss_negated": sign < 0} | (_numbers(node) if sign else {})
+            facts |= _loss(node) | {"loss_negated": sign < 0, "loss_alone": sign != 0}
     return facts
 
 
 def _divergence(node: Any) -> dict[str, Any]:
     """What feeds ``F.kl_div``, if this is the difference in it: target * log(target) - target * input."""
-    left, right, *_ = [*(each for each, _ in node.next_functions), None, None]
-    is_one = _name(node) == "Sub" and left is None and right is not None and _name(right) == "Mul"
-    target = _saved(right, "self") if is_one else None
-    if (
-        target is None
-        or target.dim() < 2
-        or target.shape[-1] < 2
-        or not ((target.sum(-1) - 1).abs() < _SUMS_TO_1).all()
-    ):
+    parts = [each for each, _ in node.next_functions]
+    product = parts[-1] if _name(node) == "Sub" and parts[0] is None else None
+    target = _saved(product, "self") if product is not None and _name(product) == "Mul" else None
+    if target is None or target.dim() < 2 or target.shape[-1] < 2 or ((target.sum(-1) - 1).abs() > _SUMS_TO_1).any():
         return {}
-    before = _before(right, 1)
+    before = _before(product, 1)
     return {"kl_div_input": None if before is None else _name(before)}
-
-
-def _numbers(node: Any) -> dict[str, Any]:
-    """Root mean square and extremes of targets that are numbers, not classes."""
-    target = _saved(node, "target")
-    if target is None or not target.is_floating_point() or not target.numel():
-        return {}
-    size, lowest, highest = as_float(target).square().mean().sqrt(), target.amin(), target.amax()
-    return {"target_size": size, "target_lowest": lowest, "target_highest": highest}
 
 
 def _pairs(node: Any) -> list[list[int]]:
@@ -89,10 +75,9 @@ def _pairs(node: Any) -> list[list[int]]:
 
 
 def _loss(node: Any) -> dict[str, Any]:
-    name, facts = _LOSSES[_name(node)], {}
+    name, facts = _LOSSES[_name(node)], _targets(node)
     before = _before(node)
     if name == "nll_loss":
-        facts = _targets(node)
         values = _saved(node, "self")
         facts |= {"loss_input_max": values.amax()} if values is not None and values.numel() else {}
         if before is not None and _name(before) == "LogSoftmax":
@@ -107,8 +92,14 @@ def _loss(node: Any) -> dict[str, Any]:
 
 
 def _targets(node: Any) -> dict[str, Any]:
+    """The extremes of the targets; of classes their number, of other numbers their root mean square."""
     target = _saved(node, "target")
-    if target is None or target.dim() != 1 or not target.numel():
+    if target is None or not target.numel():
+        return {}
+    if target.is_floating_point():
+        size = as_float(target).square().mean().sqrt()
+        return {"target_size": size, "target_lowest": target.amin(), "target_highest": target.amax()}
+    if target.dim() != 1:
         return {}
     ignored = node._saved_ignore_index  # a signed number, read as an unsigned one
     classes = target[target != (ignored - 2**64 if ignored >= 2**63 else ignored)]

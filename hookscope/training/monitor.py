@@ -69,7 +69,7 @@ class Monitor(RunProgress):
     ``equal_at_first`` (layers), ``of_no_model``; ``not_optimized`` parameters of the model that no optimizer holds, and
     those ``waiting`` for one that made no step; ``clip_function``, ``clip_limit``, ``clip_scaled``; ``loss_scale``,
     ``first_loss_scale``; ``loss_function``, ``loss_input`` (the operation before it), ``classes``, ``targets``,
-    ``target_min``, ``target_max``, ``loss_without_graph``, ``loss_negated``, ``softmax_over_batch``,
+    ``target_min``, ``target_max``, ``loss_without_graph``, ``loss_negated``, ``loss_alone``, ``softmax_over_batch``,
     ``loss_input_sums_to_1``, ``loss_input_max``, ``kl_div_input``, ``loss_shapes``; of targets that are numbers
     ``target_size`` (root mean square), ``target_lowest``, ``target_highest``; ``input_shape``, ``input_mean``,
     ``input_std``, ``input_min``, ``input_max``, ``input_key`` (the mean weighted by position, which tells inputs

@@ -31,7 +31,7 @@ class TrackedOptimizer:
     was_searched = False  # whether its model was already searched for in memory
     steps_eagerly = False  # whether a step of it was seen outside of compiled functions
     rate_swings = 0  # how often the rate fell to almost 0 and rose again over several steps; a restart is one jump
-    _highest_rate, _rate_is_low, _rate_rises = 0.0, False, False
+    _highest_rate, _course = 0.0, ""
 
     def __init__(self, optimizer: Optimizer, number: int) -> None:
         self.optimizer, self.number = weakref.ref(optimizer), number
@@ -50,18 +50,13 @@ class TrackedOptimizer:
 
     def note_rate(self) -> None:
         """Follow the rate, also in steps that are not sampled; a rate on a device is not read."""
-        optimizer = self.optimizer()
-        rate = optimizer.param_groups[0].get("lr") if optimizer is not None else None
-        if not isinstance(rate, float):
-            return
-        self._highest_rate = highest = max(self._highest_rate, rate)
-        if rate < _LOW_RATE * highest:
-            self._rate_is_low, self._rate_rises = True, False
-        elif rate <= highest / 2:
-            self._rate_rises = self._rate_is_low
-        else:
-            self.rate_swings += self._rate_rises
-            self._rate_is_low = self._rate_rises = False
+        rate = next((group.get("lr") for group in getattr(self.optimizer(), "param_groups", ())), None)
+        if isinstance(rate, float):
+            self._highest_rate = highest = max(self._highest_rate, rate)
+            level = "lmh"[(rate > _LOW_RATE * highest) + (rate > highest / 2)]  # low, medium, high
+            if level != self._course[-1:]:
+                self._course = self._course[-2:] + level
+                self.rate_swings += self._course == "lmh"
 
     def is_due(self, every: int) -> bool:
         """Whether its next step is to be sampled, unless it seems to make no more steps."""

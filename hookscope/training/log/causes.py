@@ -320,7 +320,7 @@ def _input_scale(now: History) -> Evidence | None:
 def _target_scale(now: History) -> Evidence | None:
     size, losses = now.number("target_size"), [row.get("loss") for row in now.rows]
     has_learned = any(loss is not None and loss < _UNLEARNED * (losses[0] or 0.0) for loss in losses[-3:])
-    if not size > now.limits["large_target"] or has_learned:
+    if not size > now.limits["large_target"] or has_learned or now["loss_alone"] is False:
         return None
     words = f"the targets have root mean square {size:.4g}, and the loss is {now.number('loss'):.4g}"
     return Evidence(words, numbers={"size": size, "loss": now["loss"]})

@@ -119,14 +119,15 @@ def flat_findings(run: RunSeries, classes: float, thresholds: TrainingThresholds
     numbers = {"first": float(losses[0]), "last": last}
     updates = [layer.values["update_to_weight"] for layer in run.layers if not layer.starts_small]
     update, rate = (float(np.nanmax([0.0, *values])) for values in (np.concatenate([[], *updates]), loss.rates))
-    most, only_rises = update * (int(loss.steps[-1]) + 1), bool((np.diff(loss.rates) > 0).all())
-    if update and (only_rises or most < thresholds["least_way"]):
-        text = f"{text}; the learning rate is {loss.rates[0]:g} at first and {rate:g} at most: all steps together"
-        text += f" change a weight by up to {most:.2g} of its norm"
-        yield _finding("learning-rate-vanishes", loss, 0, len(smooth) - 1, text, numbers, "slow")
-        return
-    text += f"; learning rate {rate:g}, a step changes a weight by up to {update:.2g} of its norm" if rate else ""
-    yield _finding("loss-flat", loss, 0, len(smooth) - 1, text, numbers, "chance" if guesses else "")
+    begin = "" if loss.rates[0] == rate else f"{loss.rates[0]:g} at first, at most "
+    text += (
+        f"; learning rate {begin}{rate:g}, a step changes a weight by up to {update:.2g} of its norm" if rate else ""
+    )
+    is_slow = update * (int(loss.steps[-1]) + 1) < thresholds["least_way"] or (np.diff(loss.rates) > 0).all()
+    name, case = (
+        ("learning-rate-vanishes", "slow") if update and is_slow else ("loss-flat", "chance" if guesses else "")
+    )
+    yield _finding(name, loss, 0, len(smooth) - 1, text, numbers, case)
 
 
 def _finding(
