@@ -38,7 +38,8 @@ _error(
             " or half precision without loss scaling.",
         ),
         "operation unknown": Case(
-            "", f"{_START} To name the operation, run ‹Monitor(stop_on='non-finite')|watch --stop-on non-finite›."
+            "",
+            f"{_START} To name step and operation, run ‹Monitor(stop_on='non-finite')|watch --stop-on non-finite›.",
         ),
         "contained": _as_note(
             "These Inf reach neither the loss nor a gradient.",
@@ -480,9 +481,7 @@ _note(
     cases={
         "many": _as_warning(advice="Look for weights that were copied or set to one value."),
         "equal": _as_error("Equal filters stay equal and work as one.", "Initialise their weights at random."),
-        "at first": _as_warning(
-            "Equal filters begin as one, and part only by what is behind them.", "Initialise their weights at random."
-        ),
+        "at first": _as_warning("Equal filters begin as one.", "Initialise their weights at random."),
         "alike": _as_warning(
             "Nearly all filters detect the same thing.", "Look for weights that were averaged or reset."
         ),
@@ -671,13 +670,9 @@ _warning(
             "Use cross_entropy on logits, or log_softmax before nll_loss.",
         ),
         "divergence": _as_error(
-            "kl_div takes log-probabilities; with other inputs it falls below 0 and means nothing.",
-            "Give log_softmax(x, dim=1) as the input, and probabilities as the target.",
+            "kl_div takes log-probabilities, and falls below 0 else.", "Give log_softmax(x, dim=1)."
         ),
-        "targets": _as_error(
-            "Binary cross-entropy takes targets from 0 to 1; with others it falls below 0 without limit.",
-            "Give labels of 0 and 1, or use cross_entropy for several classes.",
-        ),
+        "targets": _as_error("This loss takes targets from 0 to 1.", "Give 0 and 1; for classes use cross_entropy."),
         "pairs": _as_error("The outputs all go to the mean of the targets.", "Give both one shape: output.squeeze(1)."),
     },
 )
@@ -702,16 +697,11 @@ _warning(
         "zero": _as_error(
             "No step changes a weight.", "Look at the learning rate of the optimizer and at the scheduler."
         ),
-        "too small": _as_error(
-            "The steps are lost in rounding.", "Raise the learning rate; 1e-3 is usual for Adam, 0.1 for SGD."
-        ),
         "slow": Case(
-            "The learning rate is too low for a run of this length.",
-            "Raise it, or shorten the warm-up; 1e-3 is usual for Adam, 0.1 for SGD.",
+            "The rate is too low for so few steps.", "Raise it, or shorten the warm-up; Adam usually takes 1e-3."
         ),
         "swings": Case(
-            "A cosine schedule rises again after T_max calls: it probably counts epochs, but is called at each step.",
-            "Call scheduler.step() once per epoch, or give the number of steps. This is expected for cyclic schedules.",
+            "A cosine schedule rises again after T_max calls.", "Step it once per epoch, or give T_max in steps."
         ),
     },
 )
@@ -961,8 +951,8 @@ _warning(
     cases={
         "batch": Case(
             "The answer to an image depends on the other images of its batch.",
-            "Look for a BatchNorm that uses the statistics of the batch, for a softmax or a mean over dimension 0, and"
-            " for a reshape that mixes the batch with another axis.",
+            "Look for a BatchNorm that uses the statistics of the batch, for a softmax or a mean over dimension 0,"
+            " for a layer without batch_first=True, and for a reshape that mixes the batch with another axis.",
         )
     },
 )

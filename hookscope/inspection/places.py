@@ -141,8 +141,9 @@ def _order(evidence: InspectionEvidence) -> dict[str, int]:
 
 
 def _times(finding: Finding) -> float:
-    """How many times a finding exceeds what is usual."""
-    return float(finding.numbers.get("times") or 1.0)
+    """How many times a finding exceeds what is usual; of duplicate filters how many work as one."""
+    filters, spare = (float(finding.numbers.get(name) or 0) for name in ("filters", "duplicates"))
+    return min(filters / (filters - spare), 10.0) if spare else float(finding.numbers.get("times") or 1.0)
 
 
 def _unusual(evidence: InspectionEvidence) -> Iterator[Finding]:

@@ -31,7 +31,7 @@ class TrackedOptimizer:
     was_searched = False  # whether its model was already searched for in memory
     steps_eagerly = False  # whether a step of it was seen outside of compiled functions
     rate_swings = 0  # how often the rate fell to almost 0 and rose again over several steps; a restart is one jump
-    _highest_rate, _course = 0.0, ""
+    _course = ""  # of the rate: low, medium, high
 
     def __init__(self, optimizer: Optimizer, number: int) -> None:
         self.optimizer, self.number = weakref.ref(optimizer), number
@@ -50,10 +50,10 @@ class TrackedOptimizer:
 
     def note_rate(self) -> None:
         """Follow the rate, also in steps that are not sampled; a rate on a device is not read."""
-        rate = next((group.get("lr") for group in getattr(self.optimizer(), "param_groups", ())), None)
-        if isinstance(rate, float):
-            self._highest_rate = highest = max(self._highest_rate, rate)
-            level = "lmh"[(rate > _LOW_RATE * highest) + (rate > highest / 2)]  # low, medium, high
+        group: dict[str, Any] = next(iter(getattr(self.optimizer(), "param_groups", ())), {})
+        rate, begin = group.get("lr"), group.get("initial_lr")  # which a scheduler notes
+        if isinstance(rate, float) and isinstance(begin, float):
+            level = "lmh"[(rate > _LOW_RATE * begin) + (rate > begin / 2)]
             if level != self._course[-1:]:
                 self._course = self._course[-2:] + level
                 self.rate_swings += self._course == "lmh"

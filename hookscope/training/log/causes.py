@@ -14,7 +14,6 @@ from hookscope.training.log.series import RunSeries
 Facts = Mapping[str, Any]
 
 _ADAPTIVE = ("Adam", "AdamW", "NAdam", "RAdam", "Adamax", "RMSprop")  # whose steps are as long as the rate
-_FLOAT32 = 2.0**-24  # float32 rounds a smaller change of a value of 1 away
 _CLIPPED = 1e-6  # a limit up to which clipping leaves no gradient
 _LOW_LIMIT, _SHORT_STEP = 0.01, 2e-5  # of the norm, and times the rate: all weights together move no farther in a step
 _DRIFT = 2.5  # times the scale of the input
@@ -23,10 +22,8 @@ _UNLEARNED = 0.8  # of the first loss
 _PROBABILITIES = ("Softmax", "Sigmoid")
 _CUTTING = ("Relu", "Hardtanh", "Tanh", "Threshold")
 # symptoms of weights that do not change
-_LIFELESS = frozenset(
-    ("no-gradient", "no-update", "update-too-small", "vanishing-gradient", "loss-flat", "frozen",
-     "learning-rate-vanishes")
-)  # fmt: skip
+_LIFELESS = frozenset(("no-gradient", "no-update", "update-too-small", "vanishing-gradient", "loss-flat", "frozen",
+                       "learning-rate-vanishes"))  # fmt: skip
 # symptoms of values that grow, vanish or are not numbers
 _UNSTABLE = frozenset(
     ("non-finite", "loss-rises", "loss-spike", "dead-layer", "dead-channels", "constant-output",
@@ -231,10 +228,8 @@ def _loss_input(now: History) -> Evidence | None:
     if now["softmax_over_batch"]:
         return Evidence("the softmax before nll_loss runs over dim 0, the batch", "wrong dim", numbers=numbers)
     if (highest := now.number("loss_input_max")) > _ROUNDING and function == "nll_loss":
-        words = (
-            f"nll_loss gets the output of {fed_by.lower()}, not log-probabilities: its largest value is {highest:.3g}"
-        )
-        return Evidence(f"{words}, above 0", "no logarithm", numbers=numbers)
+        words = f"nll_loss gets the output of {fed_by.lower()} with values up to {highest:.3g}, not log-probabilities"
+        return Evidence(words, "no logarithm", numbers=numbers)
     divergent = now["kl_div_input"] or ""
     if divergent in _PROBABILITIES or (divergent and now.number("loss") < -_ROUNDING):
         words = f"kl_div gets the output of {divergent.lower()}, not log-probabilities; the loss is {now['loss']:.4g}"
@@ -320,10 +315,9 @@ def _input_scale(now: History) -> Evidence | None:
 def _target_scale(now: History) -> Evidence | None:
     size, losses = now.number("target_size"), [row.get("loss") for row in now.rows]
     has_learned = any(loss is not None and loss < _UNLEARNED * (losses[0] or 0.0) for loss in losses[-3:])
-    if not size > now.limits["large_target"] or has_learned or now["loss_alone"] is False:
-        return None
+    is_one = size > now.limits["large_target"] and not has_learned and now["loss_alone"] is not False
     words = f"the targets have root mean square {size:.4g}, and the loss is {now.number('loss'):.4g}"
-    return Evidence(words, numbers={"size": size, "loss": now["loss"]})
+    return Evidence(words, numbers={"size": size, "loss": now["loss"]}) if is_one else None
 
 
 # Modes and settings
@@ -331,16 +325,10 @@ def _target_scale(now: History) -> Evidence | None:
 
 @Cause(CATALOGUE["duplicate-filters"], explains=("loss-flat",))
 def _equal_filters(now: History) -> Evidence | None:
-    names = tuple(now["equal_filters"] or ())
-    words = f"all filters are equal after the step in {listed([repr(name) for name in names], 3)}"
-    return Evidence(words, "equal", names, {"layers": len(names)}) if names else None
-
-
-@Cause(CATALOGUE["duplicate-filters"], 1)
-def _equal_at_first(now: History) -> Evidence | None:
-    names = tuple(now["equal_at_first"] or ())
-    words = f"before the first step all filters were equal in {listed([repr(name) for name in names], 3)}"
-    return Evidence(words, "at first", names, {"layers": len(names)}) if names and not now["equal_filters"] else None
+    first, last = now.rows[0].get("equal_at_first"), now.rows[-1].get("equal_filters")
+    names, when = tuple(last or first or ()), "after" if last else "only before"
+    words = f"all filters are equal {when} the first step in {listed([repr(name) for name in names], 3)}"
+    return Evidence(words, "equal" if last else "at first", names, {"layers": len(names)}) if names else None
 
 
 @Cause(CATALOGUE["eval-mode"], 2)
@@ -382,16 +370,12 @@ def _settings(now: History) -> Evidence | None:
     return None
 
 
-@Cause(CATALOGUE["learning-rate-vanishes"], 1, explains=("loss-flat",))
-def _rate_swings(now: History) -> Evidence | None:
-    swings, last = now["rate_swings"], now.rows[-1]
-    words = f"in {last['step'] + 1:,} steps the learning rate fell to almost 0 and rose again"
-    return Evidence(f"{words} {counted(last['rate_swings'], 'time')}", "swings") if swings else None
-
-
 @Cause(CATALOGUE["learning-rate-vanishes"], 2, explains=_LIFELESS - {"no-gradient", "frozen"})
 def _rate_vanishes(now: History) -> Evidence | None:
-    rates = [row.get("rate") for row in now.rows]
+    rates, last = [row.get("rate") for row in now.rows], now.rows[-1]
+    if swings := last.get("rate_swings"):
+        words = f"in {last['step'] + 1:,} steps the learning rate fell to almost 0 and rose again"
+        return Evidence(f"{words} {counted(swings, 'time')}", "swings")
     rate, peak = now["rate"], max((r for r in rates if r is not None), default=None)
     if rate is None or peak is None:
         return None
@@ -404,11 +388,6 @@ def _rate_vanishes(now: History) -> Evidence | None:
         words = f"the learning rate is {rate:.2g}, {peak:.2g} at most: it fell to a thousandth before step"
         words += f" {steps[first]}, and {steps[-1] - steps[first] + 1:,} of {steps[-1] + 1:,} steps came after"
         return Evidence(words, numbers={"rate": rate, "highest": peak})
-    largest = max(_updates(now), default=None) if 0 < rate <= peak <= now.limits["tiny_rate"] else None
-    if largest is not None and largest < _FLOAT32 and not _has_no_gradient(now):
-        change = f"no layer by more than {largest:.1g} of its norm" if largest else "no weight"
-        words = f"a step changes {change} (learning rate {rate:g}); float32 rounds away less than 6e-8 of a value"
-        return Evidence(words, "too small", numbers={"rate": rate, "largest_update": largest})
     return None
 
 

@@ -24,7 +24,15 @@ from hookscope.training.log.run_rules import (
     note_finding,
 )
 from hookscope.training.log.series import LayerSeries, RunSeries, in_long_runs, series_of
-from hookscope.training.log.summary import TimedFinding, known, summary, timed_finding, when_words, with_severity_of
+from hookscope.training.log.summary import (
+    ENOUGH,
+    TimedFinding,
+    known,
+    summary,
+    timed_finding,
+    when_words,
+    with_severity_of,
+)
 
 
 def with_causes(
@@ -34,7 +42,7 @@ def with_causes(
     classes = next((row["classes"] for row in run.facts if isinstance(row.get("classes"), int)), math.nan)
     flat = list(flat_findings(series, classes, thresholds))
     if any(finding.finding == "learning-rate-vanishes" for finding in flat):  # which no layer causes
-        symptoms = [finding for finding in symptoms if finding.finding != "update-too-small"]
+        symptoms = [finding for finding in symptoms if finding.finding not in ("no-update", "update-too-small")]
     if all(finding.severity == "note" for finding in symptoms):  # else the symptoms say why the loss is flat
         symptoms = [*symptoms, *flat]
     pairs = _causes(run, series, {entry.name: thresholds[entry.name] for entry in thresholds_for("training")})
@@ -149,7 +157,6 @@ def spacing(layer: LayerSeries) -> float:
     return (int(layer.steps[-1]) - int(layer.steps[0])) / max(len(layer.steps) - 1, 1)
 
 
-_ENOUGH = 20  # samples that show a trend
 # Findings that may follow from a dead layer before
 _FOLLOW = ("dead-channels", "constant-output", "vanishing-activations", "saturated", "batchnorm-drift")
 _DIVERGENCE = ("non-finite", "loss-rises", "dead-layer", "dead-channels", "constant-output")
@@ -349,7 +356,7 @@ def _few_samples(run: Run, series: RunSeries, thresholds: TrainingThresholds) ->
     if most is None or len(most.steps) >= thresholds.patience or (run.end or {}).get("reason") == "stopped":
         return
     sampled, steps, last = len(most.steps), summary(run).steps, int(most.steps[-1])
-    every = max(1, steps // _ENOUGH)
+    every = max(1, steps // ENOUGH)
     of = " so far" if run.end is None else f" of {steps:,}"
     text = f"{counted(sampled, 'sampled step')}{of}: too few for a trend"
     if run.end is not None and sampled >= steps:

@@ -119,14 +119,11 @@ def flat_findings(run: RunSeries, classes: float, thresholds: TrainingThresholds
     numbers = {"first": float(losses[0]), "last": last}
     updates = [layer.values["update_to_weight"] for layer in run.layers if not layer.starts_small]
     update, rate = (float(np.nanmax([0.0, *values])) for values in (np.concatenate([[], *updates]), loss.rates))
-    begin = "" if loss.rates[0] == rate else f"{loss.rates[0]:g} at first, at most "
-    text += (
-        f"; learning rate {begin}{rate:g}, a step changes a weight by up to {update:.2g} of its norm" if rate else ""
-    )
+    rates = f"{rate:g}" if loss.rates[0] == rate else f"{loss.rates[0]:g} at first, {rate:g} at most"
+    text += f"; learning rate {rates}, a step changes a weight by up to {update:.2g} of its norm" if rate else ""
     is_slow = update * (int(loss.steps[-1]) + 1) < thresholds["least_way"] or (np.diff(loss.rates) > 0).all()
-    name, case = (
-        ("learning-rate-vanishes", "slow") if update and is_slow else ("loss-flat", "chance" if guesses else "")
-    )
+    name = "learning-rate-vanishes" if (update or 0 < rate < thresholds["tiny_rate"]) and is_slow else "loss-flat"
+    case = "slow" if name != "loss-flat" else "chance" if guesses else ""
     yield _finding(name, loss, 0, len(smooth) - 1, text, numbers, case)
 
 
@@ -209,7 +206,7 @@ def _of_model(model: int, run: RunSeries, are_contained: bool) -> TimedFinding |
     if are_contained:
         text += "; loss, gradients and weights are finite"
     elif finite:
-        text += f"; at step {max(finite):,} everything was finite"
+        text += f"; at step {max(finite):,}, sampled before, everything was finite"
     case = "contained" if are_contained else "operation unknown"
     numbers = {"phase": phase, "values": _count(source, phase, step), "layers": len(bad)}
     of: dict[str, Any] = {"layers": tuple(bad), "model": model, "optimizer": source.optimizer}

@@ -7,10 +7,12 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from hookscope.errors import spelled
 from hookscope.findings import CATALOGUE, SEVERITIES, Finding, FindingKind, counted
 from hookscope.training.log.file import Run
 
 NON_FINITE = ("non_finite", "gradient_non_finite", "weight_non_finite")
+ENOUGH = 20  # samples that show a trend
 _ENDS = {"exception": "ended by an exception", "exit": "ended by sys.exit"}
 
 
@@ -18,7 +20,10 @@ def judged(run: Run) -> str:
     """What a verdict on the run is about."""
     if not run.rows and all(facts.get("optimizer") is None for facts in run.facts):
         return "because no step was judged"
-    return "in the training steps; data and validation are not judged"
+    totals, text = summary(run), "in the training steps; data and validation are not judged"
+    every = max(1, totals.steps // ENOUGH)
+    more = spelled(f"; only {totals.sampled:,} steps were sampled, ‹every={every}|--every {every}› shows more")
+    return text + more if totals.sampled < min(totals.steps, ENOUGH) else text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)

@@ -145,7 +145,7 @@ def test_a_root_of_0_spoils_the_gradient_before_it_and_then_everything() -> None
     assert finding.numbers["phase"] == "backward"
     text = "its gradient are NaN or Inf; all activations are finite, and so is the gradient of '6' after it"
     assert text in finding.evidence
-    assert finding.evidence.endswith("; 11 more layers too; at step 15 everything was finite")
+    assert finding.evidence.endswith("; 11 more layers too; at step 15, sampled before, everything was finite")
 
 
 def test_twenty_sigmoids_vanish() -> None:
