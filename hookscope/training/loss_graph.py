@@ -94,13 +94,11 @@ def _loss(node: Any) -> dict[str, Any]:
 def _targets(node: Any) -> dict[str, Any]:
     """The extremes of the targets; of classes their number, of other numbers their root mean square."""
     target = _saved(node, "target")
-    if target is None or not target.numel():
+    if target is None or not target.numel() or (target.dim() != 1 and not target.is_floating_point()):
         return {}
     if target.is_floating_point():
         size = as_float(target).square().mean().sqrt()
         return {"target_size": size, "target_lowest": target.amin(), "target_highest": target.amax()}
-    if target.dim() != 1:
-        return {}
     ignored = node._saved_ignore_index  # a signed number, read as an unsigned one
     classes = target[target != (ignored - 2**64 if ignored >= 2**63 else ignored)]
     if not classes.numel():

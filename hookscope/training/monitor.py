@@ -61,23 +61,22 @@ class Monitor(RunProgress):
     the bucket that ends there, if there are smaller values.
 
     After the lines of a sampled step, one line, ``facts``, holds what findings need to name a cause, without fields
-    that have no value: ``backwards``; of the optimizer ``optimizer_type``, ``rate``, ``rate_swings`` (how often the
-    rate fell to almost 0 and rose again), ``momentum``, ``weight_decay``, ``maximize`` (of several groups the largest);
-    of its parameters their number in ``parameters``, ``trainable``, ``with_gradient``, ``zero_gradients``,
-    ``stale_gradients`` (from before the last step when backward began), ``gradients_after_backward``,
-    ``zero_after_backward``, ``gradient_norm``, ``without_gradient`` (layers), ``under_no_grad``, ``equal_filters``,
-    ``equal_at_first`` (layers), ``of_no_model``; ``not_optimized`` parameters of the model that no optimizer holds, and
-    those ``waiting`` for one that made no step; ``clip_function``, ``clip_limit``, ``clip_scaled``; ``loss_scale``,
-    ``first_loss_scale``; ``loss_function``, ``loss_input`` (the operation before it), ``classes``, ``targets``,
-    ``target_min``, ``target_max``, ``loss_without_graph``, ``loss_negated``, ``loss_alone``, ``softmax_over_batch``,
-    ``loss_input_sums_to_1``, ``loss_input_max``, ``kl_div_input``, ``loss_shapes``; of targets that are numbers
-    ``target_size`` (root mean square), ``target_lowest``, ``target_highest``; ``input_shape``, ``input_mean``,
-    ``input_std``, ``input_min``, ``input_max``, ``input_key`` (the mean weighted by position, which tells inputs
-    apart), ``input_spread`` (between samples) of the first layer with weights; ``train_mode``, ``modes`` (layers with
-    dropout or BatchNorm), ``eval_modes`` (those in eval mode), ``validation_in_train_mode`` (the step after it) and its
-    ``validation_loss``; ``batchnorm`` with the smallest batch, ``batchnorm_values``, ``batchnorm_samples``. A run
-    without steps has such a line after 10, 100, 1,000... backward passes and at its end, with ``optimizer_steps``,
-    ``weights_changed`` and ``optimizers``.
+    that have no value: ``backwards``; of the optimizer ``optimizer_type``, ``rate``, ``rate_swings`` (to almost 0 and
+    back), ``momentum``, ``weight_decay``, ``maximize`` (of several groups the largest); of its parameters their number
+    in ``parameters``, ``trainable``, ``with_gradient``, ``zero_gradients``, ``stale_gradients`` (from before the last
+    step when backward began), ``gradients_after_backward``, ``zero_after_backward``, ``gradient_norm``,
+    ``without_gradient`` (layers), ``under_no_grad``, ``equal_filters``, ``equal_at_first`` (layers), ``of_no_model``;
+    ``not_optimized`` parameters of the model that no optimizer holds, and those ``waiting`` for one that made no step;
+    ``clip_function``, ``clip_limit``, ``clip_scaled``; ``loss_scale``, ``first_loss_scale``; ``loss_function``,
+    ``loss_input`` (the operation before it), ``classes``, ``targets``, ``target_min``, ``target_max``,
+    ``loss_without_graph``, ``loss_negated``, ``loss_alone``, ``softmax_over_batch``, ``loss_input_sums_to_1``,
+    ``loss_input_max``, ``kl_div_input``, ``loss_shapes``; of numbers as targets ``target_size``, ``target_lowest``,
+    ``target_highest``; ``input_shape``, ``input_mean``, ``input_std``, ``input_min``, ``input_max``, ``input_key`` (the
+    mean weighted by position, which tells inputs apart), ``input_spread`` (between samples) of the first layer with
+    weights; ``train_mode``, ``modes`` (layers with dropout or BatchNorm), ``eval_modes`` (those in eval mode),
+    ``validation_in_train_mode`` (the step after it) and its ``validation_loss``; ``batchnorm`` with the smallest batch,
+    ``batchnorm_values``, ``batchnorm_samples``. A run without steps has such a line after 10, 100, 1,000... backward
+    passes and at its end, with ``optimizer_steps``, ``weights_changed`` and ``optimizers``.
 
     Args:
         model: The only model to watch; None for every model that is called.

@@ -17,8 +17,7 @@ _ADAPTIVE = ("Adam", "AdamW", "NAdam", "RAdam", "Adamax", "RMSprop")  # whose st
 _CLIPPED = 1e-6  # a limit up to which clipping leaves no gradient
 _LOW_LIMIT, _SHORT_STEP = 0.01, 2e-5  # of the norm, and times the rate: all weights together move no farther in a step
 _DRIFT = 2.5  # times the scale of the input
-_ROUNDING = 1e-3  # of a logarithm or a loss that cannot pass 0
-_UNLEARNED = 0.8  # of the first loss
+_ROUNDING, _UNLEARNED = 1e-3, 0.8  # of a loss that cannot pass 0; of the first loss
 _PROBABILITIES = ("Softmax", "Sigmoid")
 _CUTTING = ("Relu", "Hardtanh", "Tanh", "Threshold")
 # symptoms of weights that do not change

@@ -7,7 +7,6 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from hookscope.errors import spelled
 from hookscope.findings import CATALOGUE, SEVERITIES, Finding, FindingKind, counted
 from hookscope.training.log.file import Run
 
@@ -21,8 +20,7 @@ def judged(run: Run) -> str:
     if not run.rows and all(facts.get("optimizer") is None for facts in run.facts):
         return "because no step was judged"
     totals, text = summary(run), "in the training steps; data and validation are not judged"
-    every = max(1, totals.steps // ENOUGH)
-    more = spelled(f"; only {totals.sampled:,} steps were sampled, ‹every={every}|--every {every}› shows more")
+    more = f"; only {totals.sampled:,} steps were sampled: every {max(1, totals.steps // ENOUGH)} shows more"
     return text + more if totals.sampled < min(totals.steps, ENOUGH) else text
 
 
