@@ -39,7 +39,7 @@ _error(
         ),
         "operation unknown": Case(
             "",
-            f"{_START} To name step and operation, run ‹Monitor(stop_on='non-finite')|watch --stop-on non-finite›.",
+            f"{_START} To name the first step, run ‹Monitor(stop_on='non-finite')|watch --stop-on non-finite›.",
         ),
         "contained": _as_note(
             "These Inf reach neither the loss nor a gradient.",

@@ -306,7 +306,7 @@ def test_of_values_that_are_not_finite_the_first_place_is_named() -> None:
 
     [finding] = findings_of(spoil)
     assert (finding.layer, finding.layers, finding.lasts) == ("b", ("a", "b", "c"), True)
-    assert finding.meaning.endswith("To name step and operation, run Monitor(stop_on='non-finite').")
+    assert finding.meaning.endswith("To name the first step, run Monitor(stop_on='non-finite').")
     assert finding.evidence == (
         "from step 200 (20 s) to the end: 7 values of its activation are NaN or Inf; 2 more layers too; the loss is not"
         " finite either; at step 150, sampled before, everything was finite"
