@@ -951,8 +951,8 @@ _warning(
     cases={
         "batch": Case(
             "The answer to an image depends on the other images of its batch.",
-            "Look for a BatchNorm that uses the statistics of the batch, for a softmax or a mean over dimension 0,"
-            " for a layer without batch_first=True, and for a reshape that mixes the batch with another axis.",
+            "Look for a BatchNorm that uses the batch, a softmax or a mean over dimension 0, a layer without"
+            " batch_first=True, and a reshape that mixes the batch with another axis.",
         )
     },
 )
