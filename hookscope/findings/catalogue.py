@@ -986,8 +986,8 @@ _note(
 )
 
 _ORDER = {
-    "activations": "non-finite never-updated exploding-activations vanishing-activations constant-output saturated"
-    " dead-channels duplicate-channels low-rank batchnorm-drift few-images",
+    "activations": "negative-variance non-finite never-updated exploding-activations vanishing-activations"
+    " constant-output saturated dead-channels duplicate-channels low-rank batchnorm-drift few-images",
     "gradients": "never-updated exploding-gradient vanishing-gradient no-gradient",
     "weights": "non-finite negative-variance exploding-weights exploding-variance constant-weights dead-filters"
     " duplicate-filters collapsed-variance never-updated",

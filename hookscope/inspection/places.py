@@ -74,7 +74,11 @@ class _Cause:
 
     @property
     def spreads(self) -> bool:
-        return any(finding.finding in _SPREADS for finding in self.findings)
+        """Whether later layers compute something else; with most filters dead they do."""
+        return any(
+            each.finding in _SPREADS or (each.finding == "dead-filters" and each.severity != "note")
+            for each in self.findings
+        )
 
     @property
     def is_weak(self) -> bool:

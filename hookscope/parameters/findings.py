@@ -119,7 +119,7 @@ class ParameterStatistics(Shown):
         filter_norm_min: Least norm of the filters without NaN and Inf.
         filter_norm_mean: Mean norm of the same filters.
         filter_norm_max: Largest norm of the same filters.
-        dead_filters: Numbers of dead filters, see `ParameterThresholds`.
+        dead_filters: Numbers of dead filters, see `ParameterThresholds`; of a normalisation, of its scales that are 0.
         duplicate_filters: Groups of duplicate filters, see `duplicate_filters`; None for more than 16,384 filters.
         collapsed: Collapsed channels of a running variance.
         eps: The layer's eps, for running statistics.
@@ -249,16 +249,18 @@ def _constant(row: ParameterStatistics, thresholds: ParameterThresholds) -> Find
 
 @parameter_rule(CATALOGUE["dead-filters"])
 def _dead(row: ParameterStatistics, thresholds: ParameterThresholds) -> Finding | None:
-    if not (dead := row.dead_filters) or len(dead) == row.filters:
+    filters = row.filters or row.shape[0]  # of a normalisation its scales
+    if not (dead := row.dead_filters) or len(dead) == filters:
         return None
     have = "has" if len(dead) == 1 else "have"
     below = f"a norm of 0, or below {thresholds.dead_norm:g} of the layer's median"
+    what = f"{counted(filters, 'filter')} {have} {below}" if row.filters else f"{filters} scales {have} the value 0"
     return CATALOGUE["dead-filters"].finding(
         row.name,
-        f"{len(dead)} of {counted(row.filters or 0, 'filter')} {have} {below}: {listed(dead)}",
-        case="many" if len(dead) > _MANY * (row.filters or 0) else "",
+        f"{len(dead)} of {what}: {listed(dead)}",
+        case="many" if len(dead) > _MANY * filters else "",
         channels=dead,
-        numbers={"dead": len(dead), "filters": row.filters, "dead_norm": thresholds.dead_norm},
+        numbers={"dead": len(dead), "filters": filters, "dead_norm": thresholds.dead_norm},
     )
 
 

@@ -288,6 +288,8 @@ def _has_statistics(module: nn.Module) -> bool:
 def _layer_facts(module: Any, name: str, tensor: Tensor, thresholds: ParameterThresholds) -> dict[str, Any]:
     if name == "weight" and is_convolution(module):
         return _filter_facts(module, tensor, thresholds)
+    if name == "weight" and "Norm" in type(module).__name__ and tensor.dim() == 1 and (tensor == 0).any():
+        return {"dead_filters": tuple((tensor == 0).nonzero()[:, 0].tolist())}
     if name not in ("running_mean", "running_var") or not _has_statistics(module):
         return {}
     eps = float(getattr(module, "eps", 1e-5))

@@ -368,6 +368,15 @@ def _low_rank(layer: LayerStatistics, before: LayerStatistics | None, measured: 
     return CATALOGUE["low-rank"].finding(layer.key, text, numbers=numbers)
 
 
+@rule(CATALOGUE["negative-variance"])
+def _negative(measured: Measured) -> Iterator[Finding]:
+    for drift in measured.drifts:
+        if channels := tuple((drift.ratio < 0).nonzero()[0].tolist()):
+            text = f"the running variance of {counted(len(channels), 'channel')} of {len(drift.ratio)} is below 0"
+            text += f": {listed(channels)}"
+            yield CATALOGUE["negative-variance"].finding(drift.layer, text, channels=channels)
+
+
 @rule(CATALOGUE["batchnorm-drift"])
 def _drifts(measured: Measured) -> Iterator[Finding]:
     for finding, _ in _sources((_drift(drift, measured.thresholds), True) for drift in measured.drifts):

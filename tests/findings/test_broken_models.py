@@ -188,11 +188,17 @@ BROKEN: dict[str, tuple[Callable[[], nn.Module], Break, int, dict[str, tuple[str
             "stats": ("warning", "batchnorm-drift", "3.bn1"),
         },
     ),
+    "most scales lost": (
+        residual, entry("3.bn1.weight", slice(9), 0.0), 3, {"weights": ("warning", "dead-filters", "3.bn1.weight")}
+    ),
     "a diverged training": (residual, diverged, 3, {"weights": ("warning", "exploding-variance", "3.bn1.running_var")}),
     "large weights": (residual, scaled(3e3), 3, {"weights": ("warning", "exploding-weights", "0.weight")}),
     "a negative variance": (
         residual, negative, 3,
-        {"weights": ("error", "negative-variance", "3.bn2.running_var"), "stats": ("error", "non-finite", "3.relu2")},
+        {
+            "weights": ("error", "negative-variance", "3.bn2.running_var"),
+            "stats": ("error", "negative-variance", "3.bn2"),
+        },
     ),
     "saturated sigmoids": (
         lambda: plain(nn.Sigmoid), scaled(300), 3, {"stats": ("warning", "saturated", "1")},
