@@ -359,7 +359,10 @@ def _input(evidence: InspectionEvidence, drifts: Sequence[Finding]) -> Iterator[
     ):
         return
     first = [norm.layer for norm in norms]
-    fits = {words: _fit(_drifts_of(evidence, first, other)) for words, other in _OTHERS.items()}
+    others, preprocess = dict(_OTHERS), evidence.net.preprocess
+    if preprocess.stated:
+        others[f"with what the model states ({preprocess.stated.describe()})"] = preprocess.as_stated
+    fits = {words: _fit(_drifts_of(evidence, first, other)) for words, other in others.items()}
     best = min(fits, key=lambda words: fits[words])
     if fits[best] * (_BETTER_COLOURS if best == _BGR else _BETTER) < now and fits[best] < _POOR:
         text = f"{best}, the images fit the first BatchNorms {now / fits[best]:.2g} times better"

@@ -33,6 +33,7 @@ class Preprocess(Shown):
         device: Device of the tensor.
         frames: Number of frames in a clip of a video model, 1 for other models.
         dtype: Data type of the tensor, None for float32.
+        stated: Range, mean and standard deviation that the model states, where others were chosen.
 
     Raises:
         InputError: on call, if the transforms cannot process the picture.
@@ -46,6 +47,7 @@ class Preprocess(Shown):
     device: str = "cpu"
     frames: int = 1
     dtype: Any = None
+    stated: Normalisation | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         if self.channels == 1 and isinstance(self.transforms, Transforms):
@@ -171,6 +173,8 @@ class Preprocess(Shown):
         if isinstance(transforms, OwnTransforms):
             self._refuse_parts(choice, transforms)
             return replace(self, transforms=transforms, size=size)
+        own = self.transforms
+        stated = self.stated if isinstance(own, OwnTransforms) or "values" in own.assumed else own.values
         resize, values, assumed = transforms.resize, transforms.values, set(transforms.assumed)
         if choice.resize is not None:
             mode, shorter = choice.resize
@@ -185,7 +189,11 @@ class Preprocess(Shown):
             assumed -= {"size"}
         if choice.range is not None or choice.mean is not None:
             values, assumed = self._chosen_values(choice, self.channels), assumed - {"values"}
-        return replace(self, transforms=Transforms(resize, values, tuple(sorted(assumed))))
+        return replace(
+            self,
+            transforms=Transforms(resize, values, tuple(sorted(assumed))),
+            stated=stated if stated != values else None,
+        )
 
     def _chosen_values(self, choice: PreprocessChoice, channels: int | None) -> Normalisation:
         """The range, mean and standard deviation of ``choice``, for so many channels, None if they are not known."""
@@ -203,6 +211,13 @@ class Preprocess(Shown):
         if given := [f"‹{name}|--{name}›" for name, value in parts.items() if value is not None]:
             asked = f"{own.name} makes the whole input, so {given[0]} cannot change it"
             raise UsageError(asked, do=f"leave {given[0]} out, or add ‹preprocess='imagenet'|--preprocess imagenet›")
+
+    def as_stated(self, tensor: Tensor) -> Tensor:
+        """An input with the range, mean and standard deviation that the model states."""
+        own = self.transforms
+        return (
+            tensor if self.stated is None or isinstance(own, OwnTransforms) else self.stated(own.values.inverse(tensor))
+        )
 
     def denormalise(self, tensor: Tensor) -> Image.Image:
         """The RGB picture that the network sees: ``tensor`` without its normalisation; the first frame of a clip."""

@@ -14,6 +14,7 @@ from hookscope.findings import CATALOGUE
 from hookscope.inspection.findings import network_findings
 from hookscope.inspection.places import MOST, find_places
 from hookscope.models import LoadedModel
+from hookscope.models.choices import PreprocessChoice
 from hookscope.statistics import StatisticsThresholds, find_problems
 from tests.inspection import faults
 from tests.nets import Function
@@ -207,6 +208,15 @@ def test_sound_networks_have_only_notes_on_each_image_and_all(network: tuple[nn.
     for part in (*inputs.split(1), *inputs.split(3), inputs):
         places = find_places(faults.evidence_of(net, part))
         assert {place.severity for place in places} <= {"note"}, places
+
+
+def test_the_mean_and_std_that_the_model_states_are_tried(normalised: Loaded) -> None:
+    loaded, _ = normalised
+    changed = loaded.preprocess.changed(PreprocessChoice.parse("weights", 0.9, 0.05, None, None))
+    images = [str(SAMPLES / "shapes" / f"{name}.png") for name in ("circle", "cross", "star")]
+    found = network_findings(faults.recorded(replace(loaded, preprocess=changed), images))
+    [mismatch] = [finding for finding in found if finding.finding == "input-mismatch"]
+    assert f"with what the model states ({loaded.preprocess.transforms.values.describe()})" in mismatch.evidence
 
 
 def test_what_a_layer_does_in_its_second_call_follows_from_the_cause_before_it(shapes: Loaded) -> None:
