@@ -299,7 +299,9 @@ def _of_image(evidence: InspectionEvidence, number: int, rest: Mapping[str, floa
     if scores.shape[1] == 1 and not evidence.net.categories and not evidence.softmax:
         return []  # one number may be of a regression, which has no probability
     layers = list(_explained(evidence, number, scores.shape[1]))
-    late = [layer for layer in layers if rest[layer[0].call.key] <= _LATE] or layers
+    late = [layer for layer in layers if rest[layer[0].call.key] <= _LATE]
+    likely = _LIKELY if late else 0.0  # of early layers, gradient × activation foretells little
+    late = late or layers
     outliers = [
         _Candidate(facts, (channel,), float(answer[channel]), len(answer), times)
         for facts, maps, answer in layers
@@ -315,8 +317,8 @@ def _of_image(evidence: InspectionEvidence, number: int, rest: Mapping[str, floa
     together = ([group for layer in late for group in _groups(*layer, sizes)] for sizes in _TOGETHER)
     now = min(max(evidence.images[number].predictions[0].probability, 1e-12), 1 - 1e-12)
     now, then = (math.log(share / (1 - share)) for share in (now, (1 - _LOST) * now))
-    likely = ([each for each in group if each.answer >= _LIKELY * (now - then)] for group in (alone, *together))
-    tries = (_affordable(sorted(group, key=lambda candidate: -candidate.answer), rest) for group in likely)
+    groups = ([each for each in group if each.answer >= likely * (now - then)] for group in (alone, *together))
+    tries = (_affordable(sorted(group, key=lambda candidate: -candidate.answer), rest) for group in groups)
     for candidates in (outliers[:_OUTLIERS], *tries):
         best: dict[str, Place] = {}
         for place in sorted(_confirmed(evidence, number, candidates, scores, refused), key=_rank):
