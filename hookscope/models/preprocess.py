@@ -11,7 +11,7 @@ from PIL import Image
 from torch import Tensor
 from torchvision.transforms import functional as F
 
-from hookscope.display import Cells, Shown
+from hookscope.display import Cells, Shown, words
 from hookscope.errors import InputError, UsageError, is_out_of_memory
 from hookscope.findings import counted
 from hookscope.models.choices import PreprocessChoice
@@ -90,9 +90,15 @@ class Preprocess(Shown):
 
     @property
     def input_shape(self) -> tuple[int, ...]:
-        """``(C, H, W)`` of an input, ``(C, T, H, W)`` of a clip, where the size does not depend on the picture."""
+        """``(C, H, W)`` of an input, ``(C, T, H, W)`` of a clip; of a square picture where the size depends on it."""
         frames = [self.frames] if self.family == "video" else []
-        return (self.channels, *frames, *(self.size or self._made or self.default_size))
+        usual = (self.channels, *frames, *(self._made or self.default_size))
+        shape = next(iter(self._own_shapes), usual)
+        return (*shape[:-2], *(self.size or shape[-2:]))
+
+    @property
+    def _own_shapes(self) -> tuple[tuple[int, ...], ...]:
+        return self.transforms.shapes if isinstance(self.transforms, OwnTransforms) else ()
 
     @property
     def _made(self) -> tuple[int, int] | None:
@@ -101,7 +107,7 @@ class Preprocess(Shown):
     @property
     def any_size(self) -> bool:
         """Whether inputs have the sizes of their pictures."""
-        return isinstance(self.transforms, Transforms) and self._made is None
+        return len(self._own_shapes) > 1 or (isinstance(self.transforms, Transforms) and self._made is None)
 
     @property
     def of_seen(self) -> Preprocess:
@@ -273,14 +279,19 @@ class Preprocess(Shown):
         return self.transforms.resize.visible_box(height, width)
 
     def _cells(self) -> Cells:
-        return {"steps": self.describe(), "input": self.input_shape}
+        return {"steps": self.describe(), "input": self.shown_shape}
+
+    @property
+    def shown_shape(self) -> tuple[int, ...] | str:
+        """`input_shape`, in words where a function of the user makes other shapes of other pictures."""
+        return f"{words(self.input_shape)} of a square image" if len(self._own_shapes) > 1 else self.input_shape
 
     def describe(self) -> str:
         """One line such as ``resize 256, crop 224, ImageNet mean and std``; numbers are exact."""
-        words = self.transforms.describe()
+        steps = self.transforms.describe()
         if isinstance(self.transforms, OwnTransforms):
-            return words + (f", {self.size[0]}x{self.size[1]}" if self.size else "")
-        return f"grey, {words}" if self.channels == 1 else words
+            return steps + (f", {self.size[0]}x{self.size[1]}" if self.size else "")
+        return f"grey, {steps}" if self.channels == 1 else steps
 
 
 def _as_floats(tensor: Tensor) -> Tensor:

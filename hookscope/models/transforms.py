@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, ClassVar
 
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor
 from torchvision.transforms import InterpolationMode, _presets as presets, functional as F
 
 from hookscope.errors import InputError
-from hookscope.models.run import describe_error, is_not_of_users
+from hookscope.models.run import describe_error, is_not_of_users, quiet_and_seeded
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
@@ -229,6 +230,16 @@ class OwnTransforms:
     resize: ClassVar[Resize] = Resize()  # the function is not asked: the parts of its input are the picture's own
     assumed: ClassVar[tuple[str, ...]] = ()
     assumption: ClassVar[str] = ""
+
+    @cached_property
+    def shapes(self) -> tuple[tuple[int, ...], ...]:
+        """What a square, a wide and a high grey image become, each shape once; empty if the function fails on them."""
+        images = (Image.new("RGB", size, "grey") for size in ((480, 480), (640, 480), (480, 640)))
+        try:
+            with quiet_and_seeded(0):
+                return tuple(dict.fromkeys(tuple(self(image).shape) for image in images))
+        except InputError:  # which an image of the user shows too
+            return ()
 
     def __call__(self, image: Image.Image) -> Tensor:
         try:

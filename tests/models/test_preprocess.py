@@ -11,7 +11,9 @@ from PIL import Image, ImageOps
 from torchvision import models, transforms as T
 from torchvision.transforms import functional as F
 
+import hookscope
 from hookscope.errors import InputError, UsageError
+from hookscope.models import LoadedModel, load_model
 from hookscope.models.choices import PreprocessChoice
 from hookscope.models.preprocess import Preprocess
 from hookscope.models.transforms import Normalisation, OwnTransforms, Transforms, imagenet_transforms, usual_transforms
@@ -370,6 +372,19 @@ def test_a_region_of_an_own_function_has_the_size_of_the_input() -> None:
     mask = Image.new("L", (8, 8))
     mask.putpixel((2, 5), 1)
     assert own.region(mask).nonzero().tolist() == [[5, 2]]
+
+
+def test_the_input_is_what_an_own_function_makes() -> None:
+    net = torch.nn.Sequential(torch.nn.Conv2d(3, 2, 3), torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten())
+
+    def loaded(*steps: torch.nn.Module) -> LoadedModel:
+        return load_model(net, preprocess=T.Compose([*steps, T.ToTensor()]))
+
+    fixed, varied = loaded(T.Resize(64), T.CenterCrop(60)), loaded(T.Resize(64))
+    assert fixed.preprocess.input_shape == (3, 60, 60) and not fixed.preprocess.any_size
+    assert hookscope.list_layers(fixed)[0].macs == 56 * 58 * 58 and "input=3x60x60," in repr(fixed)
+    assert varied.preprocess.any_size and "input=3x64x64 of a square image," in repr(varied)
+    assert load_model(net, preprocess=lambda image: 1 / 0).preprocess.input_shape == (3, 224, 224)
 
 
 def test_a_signal_during_a_function_of_the_user_ends_the_run() -> None:
