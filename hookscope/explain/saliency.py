@@ -17,7 +17,7 @@ from torchvision.transforms.functional import gaussian_blur
 
 from hookscope.display import Cells, Picture, Rows, Shown
 from hookscope.drawing import map_png
-from hookscope.errors import InputError, ModelError, UsageError
+from hookscope.errors import InputError, ModelError, UsageError, spelled
 from hookscope.explain.cam import class_activation_maps, progress_counter
 from hookscope.explain.cam_maps import in_place_of, over_picture, picture_in
 from hookscope.explain.cam_methods import gradient_free, method_named
@@ -57,7 +57,29 @@ class Saliency(Shown):
 
     def _cells(self) -> Cells:
         cells = {**self.prediction._cells(), "method": self.method, "map": tuple(self.values.shape)}
-        return cells | {"picture": Picture(partial(map_png, self.still), self.method)}
+        sums = {} if self.expected is None else {"sum": float(self.values.double().sum()), "expected": self.expected}
+        picture = Picture(partial(map_png, self.still), self.method)
+        return {**cells, **sums, "picture": picture, "notes": "; ".join(self.notes)}
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What the map does not hold of what its method promises."""
+        notes, total = [], float(self.values.double().sum())
+        if self.incomplete and self.steps is None:
+            notes.append(
+                f"the relevances of {self.prediction.name} add up to {total:.4g}, but the score is {self.expected:.4g}:"
+                " biases take part of it, and zennit does not share it where branches of other models than"
+                " torchvision's ResNets are added"
+            )
+        elif self.incomplete:
+            notes.append(
+                f"the shares of {self.prediction.name} add up to {total:.4g} with {self.steps:,} steps, but the score"
+                f" minus the score of zeros is {self.expected:.4g}; raise ‹most_steps|--most-steps›"
+            )
+        if self.unguided:
+            calls = counted(self.unguided, "functional ReLU call")
+            notes.append(f"{calls} not guided: hooks act on modules only")
+        return tuple(map(spelled, notes))
 
     @property
     def seen(self) -> tuple[int, int]:

@@ -171,7 +171,10 @@ def test_integrated_gradients_double_their_steps_until_the_shares_add_up(
     assert found.expected == pytest.approx(
         float(torch.sigmoid(torch.tensor(30.0)) - torch.sigmoid(torch.tensor(-10.0)))
     )
-    assert (abs(float(found.values.sum()) / found.expected - 1) > 0.05) == incomplete
+    total = float(found.values.sum())
+    assert (abs(total / found.expected - 1) > 0.05) == incomplete
+    note = f"add up to {total:.4g} with {steps} steps, but the score minus the score of zeros is {found.expected:.4g}"
+    assert (note in repr(found)) == incomplete and f"sum={total:.4g}, expected={found.expected:.4g}" in repr(found)
     judge = captum.IntegratedGradients(net).attribute(x, torch.zeros_like(x), 1, n_steps=steps, method="gausslegendre")
     close(found.values[None], judge)
     taken = sum(number for number in (2, 4, 8, 16) if number <= steps)

@@ -12,7 +12,6 @@ from hookscope.cli.shared.picture_run import ANSWER, FRAME, PEAK, ExplainCommand
 from hookscope.cli.shared.subject import running
 from hookscope.columns import Column, Columns, Row
 from hookscope.errors import UsageError
-from hookscope.findings import counted
 
 COLUMNS = Columns(
     *("image", "method"),
@@ -129,29 +128,12 @@ class Saliency(ExplainCommand):
             if not result.still.any():
                 explanation.note(f"{result.prediction.name} does not depend on any pixel: the map is all zero")
             total = float(result.values.double().sum())
-            _note_limits(explanation, result, total, self.steps)
+            for text in result.notes:
+                explanation.note(text)
+            if not result.incomplete and (result.steps or 0) > self.steps:
+                explanation.note(
+                    f"with {self.steps:,} steps the shares of {result.prediction.name} miss the score by more than 5 %;"
+                    f" {result.steps:,} steps were taken"
+                )
             self.arrays.keep(f"{explanation.word}/{result.prediction.key}", result.values.cpu().float().numpy())
             yield explanation.row(COLUMNS, result, path, sum=total)
-
-
-def _note_limits(explanation: Explanation, result: explain.Saliency, total: float, steps: int) -> None:
-    """Report a map that does not have the properties of its method; it was asked for with ``steps``."""
-    name = result.prediction.name
-    if result.incomplete and result.steps is None:
-        explanation.note(
-            f"the relevances of {name} add up to {total:.4g}, but the score is {result.expected:.4g}: biases take part"
-            " of it, and zennit does not share it where branches of other models than torchvision's ResNets are added"
-        )
-    elif result.incomplete:
-        explanation.note(
-            f"the shares of {name} add up to {total:.4g} with {result.steps:,} steps, but the score minus the"
-            f" score of zeros is {result.expected:.4g}; raise --most-steps"
-        )
-    elif result.steps is not None and result.steps > steps:
-        explanation.note(
-            f"with {steps:,} steps the shares of {name} miss the score by more than 5 %;"
-            f" {result.steps:,} steps were taken"
-        )
-    if result.unguided:
-        calls = counted(result.unguided, "functional ReLU call")
-        explanation.note(f"{calls} not guided: hooks act on modules only")
