@@ -55,8 +55,16 @@ class HookscopeError(Exception):
         return printable("; ".join(filter(None, (self.asked, self.exists, self.do))))
 
     def _render_traceback_(self) -> list[str]:
-        """What IPython shows in place of a traceback."""
-        return [f"{type(self).__name__}: {self}"]
+        """What IPython shows in place of a traceback: the lines of the user, and the error."""
+        import traceback  # in a notebook only
+
+        others = (os.path.dirname(__file__), os.path.dirname(os.__file__), "<frozen")
+        frames = traceback.extract_tb(self.__traceback__)
+        lines = [frame for frame in frames if not (frame.filename.startswith(others) or "-packages" in frame.filename)]
+        for frame in lines:
+            if "ipykernel_" in frame.filename or frame.filename.startswith("<ipython-input"):
+                frame.filename = "cell"
+        return [*traceback.format_list(lines), f"{type(self).__name__}: {self}"]
 
 
 class UsageError(HookscopeError):
