@@ -254,8 +254,7 @@ class LoadedModel(Shown):
     def prepare(self, picture: InputImage | Image.Image) -> Tensor:
         """The input tensor of a picture, ``(3, H, W)``, or of a clip, ``(3, T, H, W)``."""
         self.note_assumption()
-        frames = as_picture(picture).frames
-        tensor = self.preprocess(frames if len(frames) > 1 else frames[0])
+        tensor = self.preprocess(picture)
         kind = next((weight.dtype for weight in self.model.parameters()), tensor.dtype)
         halves_or_doubles = kind in (torch.float16, torch.bfloat16, torch.float64) and tensor.is_floating_point()
         return tensor.to(kind) if halves_or_doubles else tensor

@@ -14,6 +14,7 @@ from torchvision.transforms import functional as F
 from hookscope.display import Cells, Shown, words
 from hookscope.errors import InputError, UsageError, is_out_of_memory
 from hookscope.findings import counted
+from hookscope.images import AnyImage, as_picture
 from hookscope.models.choices import PreprocessChoice
 from hookscope.models.transforms import Normalisation, OwnTransforms, Resize, Transforms, imagenet_transforms
 
@@ -53,8 +54,8 @@ class Preprocess(Shown):
         if self.channels == 1 and isinstance(self.transforms, Transforms):
             object.__setattr__(self, "transforms", replace(self.transforms, values=self.transforms.values.averaged()))
 
-    def __call__(self, image: Image.Image | Sequence[Image.Image]) -> Tensor:
-        frames = list(image) if isinstance(image, Sequence) else [image]
+    def __call__(self, image: AnyImage | Sequence[Image.Image]) -> Tensor:
+        frames = list(image) if isinstance(image, list | tuple) else list(as_picture(image, self.frames).frames)
         if isinstance(self.transforms, OwnTransforms):
             return self._own(self.transforms, frames[0]).to(self.device, self.dtype)
         if self.channels not in (1, 3):

@@ -12,7 +12,7 @@ from torchvision import models, transforms as T
 from torchvision.transforms import functional as F
 
 import hookscope
-from hookscope.errors import InputError, UsageError
+from hookscope.errors import ImageError, InputError, UsageError
 from hookscope.models import LoadedModel, load_model
 from hookscope.models.choices import PreprocessChoice
 from hookscope.models.preprocess import Preprocess
@@ -256,13 +256,14 @@ def test_grey_models_get_the_luminance(photograph: Image.Image) -> None:
         usual.changed(PreprocessChoice.parse(mean="1,2,3", std="1"))
 
 
-def test_a_picture_of_four_channels_or_beyond_the_memory_is_an_input_error() -> None:
+def test_what_is_not_an_image_or_does_not_fit_into_memory_is_refused() -> None:
     def full(image: Image.Image) -> None:
         raise MemoryError
 
-    for transforms, words in ((imagenet_transforms(), ""), (Transforms(full), ": it does not fit into memory")):
-        with refused(InputError, f"cannot prepare an image of (20, 30){words}", part="begins"):
-            Preprocess("classification", transforms)(Image.new("RGBA", (20, 30)))
+    with refused(InputError, "cannot prepare an image of (20, 30): it does not fit into memory", part="begins"):
+        Preprocess("classification", Transforms(full))(Image.new("RGBA", (20, 30)))
+    with refused(ImageError, "expected an image, got Tensor", part="begins"):
+        Preprocess("classification", imagenet_transforms())(torch.rand(3, 20, 30))  # type: ignore[arg-type]
 
 
 def coordinates(width, height):
