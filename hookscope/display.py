@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Generic, SupportsIndex, TypeVar, overload
 from hookscope.columns import ALWAYS, Columns
 from hookscope.errors import printable
 
+NOTHING_MEASURED = "nothing was measured"
 _MOST_ROWS, _MOST_LINES, _LONGEST, _LONGEST_LINE = 12, 6, 60, 120  # rows, rows of text, characters, columns
 
 

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from hookscope.comparison import CkaMatrix, Comparison, differences_plot, matrix_plot
-from hookscope.display import Rows
+from hookscope.display import NOTHING_MEASURED, Rows
 from hookscope.drawing import Chart, ChartAxis, Curve, RowPlot, draw_rows
 from hookscope.errors import InputError, UsageError, kind_of
 from hookscope.exemplars import LayerExemplars
@@ -269,8 +269,10 @@ def diagnose(result: Any, **options: Any) -> Rows[Any]:
         >>> [(finding.finding, finding.layer) for finding in diagnose(hookscope.parameter_statistics(layer))]
         [('dead-filters', 'weight')]
     """
-    is_empty = isinstance(result, list) and not result
-    return Findings([] if is_empty else _for_kind(_FINDINGS, "finding", result, options))
+    if isinstance(result, list) and not result:
+        return Findings()
+    found = _for_kind(_FINDINGS, "finding", result, options)
+    return found if isinstance(found, Findings) else Findings(found)
 
 
 def plot(result: Any, **options: Any) -> Figure:
@@ -337,6 +339,8 @@ def _for_kind(draws: Mapping[type, Callable[..., Any]], noun: str, result: Any, 
     elif isinstance(result, Run):
         result = [result]
     first = result[0] if isinstance(result, Sequence) and result else result
+    if result is first and isinstance(result, Rows) and noun != "finding":
+        raise UsageError(f"there is no {noun}: {NOTHING_MEASURED}")
     draw = next((draws[kind] for kind in type(first).__mro__ if kind in draws), None)
     if draw is None:
         raise UsageError(

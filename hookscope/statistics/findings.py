@@ -142,7 +142,9 @@ def diagnose(statistics: RunningStatistics, thresholds: StatisticsThresholds | N
     """
     thresholds = thresholds or StatisticsThresholds()
     layers = statistics.statistics(thresholds.correlation)
-    return find_problems(layers, statistics.drifts(), statistics.images, thresholds)
+    found = find_problems(layers, statistics.drifts(), statistics.images, thresholds)
+    found.nothing = found.nothing if statistics.images else layers.nothing
+    return found
 
 
 def find_problems(

@@ -12,7 +12,7 @@ from typing import Any, Self, TypeVar
 import numpy as np
 from torch import Tensor
 
-from hookscope.display import Cells, Rows, Shown
+from hookscope.display import NOTHING_MEASURED, Cells, Rows, Shown
 from hookscope.errors import InputError
 from hookscope.findings import counted, listed
 from hookscope.hooks import Call, as_float, was_trained, was_updated
@@ -143,6 +143,7 @@ class Coverage:
         return f"not measured: {listed(parts, 6)}" if parts else ""
 
 
+_NO_IMAGE = f"{NOTHING_MEASURED}: no image passed through the model"
 _Part = TypeVar("_Part", LayerAccumulator, BatchNormAccumulator, CallRange)
 
 
@@ -183,7 +184,8 @@ class RunningStatistics(Shown):
     held: dict[str, Any] = field(default_factory=dict)
 
     def _cells(self) -> Cells:
-        return {"images": self.images, "calls": len(self.layers)}
+        note = "" if self.images else _NO_IMAGE
+        return {"images": self.images, "calls": len(self.layers), "note": note}
 
     def _rows(self) -> Sequence[LayerStatistics]:
         return self.statistics()
@@ -197,7 +199,9 @@ class RunningStatistics(Shown):
         calls: dict[str, int] = {}
         for layer in self.layers.values():
             calls[layer.call.name] = max(calls.get(layer.call.name, 0), layer.call.call + 1)
-        return Rows(layer.statistics(calls[layer.call.name], duplicate_correlation) for layer in self.layers.values())
+        rows = Rows(layer.statistics(calls[layer.call.name], duplicate_correlation) for layer in self.layers.values())
+        rows.nothing = rows.nothing if self.images else _NO_IMAGE
+        return rows
 
     def drifts(self) -> list[BatchNormDrift]:
         """Distance of the inputs of each BatchNorm from its running statistics."""

@@ -414,4 +414,5 @@ class TrainingWatcher:
         with contextlib.suppress(Exception):
             why = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
             why = str(error) if isinstance(error, HookscopeError) else why
+            why = "the model is on the meta device: it has shapes and no values" if "meta tensor" in why else why
             self._output.announce("watcher-failed", self.last_step, f"watching has ended, the training goes on: {why}")

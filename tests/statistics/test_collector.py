@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torchvision.ops import FrozenBatchNorm2d
 
 import hookscope
-from hookscope.errors import InputError
+from hookscope.errors import InputError, UsageError
 from hookscope.hooks import as_float, by_channel, key_of, tensors_in
 from hookscope.statistics import LayerStatistics, RunningStatistics, StatisticsCollector
 from tests.helpers import hooks_on, seeded as seeded_with
@@ -153,6 +153,15 @@ def test_a_collector_continues_from_a_state_and_when_it_is_entered_again() -> No
             net(x[part])
         assert hooks_on(net) == 0
     check_same(collector.totals, collected(net, x, rank=True).totals, rel=1e-6)
+
+
+def test_a_collector_that_saw_no_image_says_so() -> None:
+    with StatisticsCollector(nn.Conv2d(3, 2, 1)) as collector:
+        pass
+    texts = [repr(collector), repr(collector.table()), repr(collector.findings()), repr(hookscope.diagnose(collector))]
+    assert all("nothing was measured: no image passed through the model" in text for text in texts)
+    with pytest.raises(UsageError, match="there is no plot: nothing was measured"):
+        hookscope.plot(collector)
 
 
 def test_a_layer_that_runs_three_times_in_place() -> None:

@@ -525,6 +525,18 @@ def test_a_model_with_keywords_only_leaves_a_reference(tmp_path: Path) -> None:
     assert ranges["(input)"].shape == (1, 3, 6, 6) and ranges["(model)"].channels == 4 == ranges["layer"].channels
 
 
+def test_a_run_without_a_step_and_a_model_without_values_are_not_judged() -> None:
+    with Monitor(small()) as monitor:
+        pass
+    words = "nothing was measured: no step of an optimizer was sampled"
+    assert repr(hookscope.diagnose(monitor)) == words and words in monitor._repr_html_()
+    with pytest.raises(ModelError, match="Small is on the meta device"), Monitor(small().to("meta")):
+        pass
+    with pytest.warns(RuntimeWarning, match="goes on: the model is on the meta device"), Monitor():
+        net = small().to("meta")
+        train(net, sgd(net), [(x.to("meta"), y.to("meta")) for x, y in batches(2)])
+
+
 def test_a_run_that_fails_or_samples_nothing_writes_no_reference(tmp_path: Path) -> None:
     model = nn.Linear(2, 2)
     with pytest.raises(RuntimeError), Monitor(model, reference=tmp_path / "a.json"):

@@ -10,8 +10,9 @@ from typing import Any, cast
 
 import numpy as np
 
+from hookscope.display import NOTHING_MEASURED
 from hookscope.errors import spelled
-from hookscope.findings import REPORT_ORDER, chains, counted, merged, ranked, thresholds_for
+from hookscope.findings import REPORT_ORDER, Findings, chains, counted, merged, ranked, thresholds_for
 from hookscope.system import StrPath
 from hookscope.training.log.causes import CAUSES, Cause, Facts, History
 from hookscope.training.log.file import Run, last_run
@@ -167,7 +168,7 @@ _UNCHANGED = ("no-update", "no-gradient", "frozen")  # each says why a weight do
 _Intervals = Mapping[str, Sequence[FindingInterval]]
 
 
-def findings_over_time(run: Run | StrPath, thresholds: TrainingThresholds | None = None) -> list[TimedFinding]:
+def findings_over_time(run: Run | StrPath, thresholds: TrainingThresholds | None = None) -> Findings[TimedFinding]:
     """Findings on a run, or on the last run of the log at a path: the most severe first, then by their first step.
 
     Layers that began together have one finding. A finding must show in `TrainingThresholds.patience` sampled steps in
@@ -189,7 +190,9 @@ def findings_over_time(run: Run | StrPath, thresholds: TrainingThresholds | None
     findings.sort(key=lambda finding: (finding.step if finding.time is None else finding.time, finding.step))
     findings = [_with_severity_of_symptoms(finding, findings, series) for finding in findings]
     findings = with_causes(run, series, thresholds, findings)
-    return ranked([*map(_of_parts, merged(findings)), *_few_samples(run, series, thresholds)])
+    found = ranked([*map(_of_parts, merged(findings)), *_few_samples(run, series, thresholds)])
+    found.nothing = found.nothing if run.rows else f"{NOTHING_MEASURED}: no step of an optimizer was sampled"
+    return found
 
 
 def _with_severity_of_symptoms(finding: TimedFinding, findings: Sequence[TimedFinding], run: RunSeries) -> TimedFinding:
