@@ -18,4 +18,13 @@ Everything takes a model, an image or its path. docs/python-api.md has a table o
 
 import lazy_loader
 
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+_load, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+
+
+def __getattr__(name: str) -> object:
+    if name in __all__:
+        return _load(name)
+    from hookscope.errors import nearest
+
+    near = "" if name[:1] == "_" else nearest(name, __all__)
+    raise AttributeError("; ".join(filter(None, [f"module 'hookscope' has no attribute '{name}'", near])), name=name)

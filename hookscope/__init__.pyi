@@ -18,6 +18,7 @@ from .exemplars import (
     synthesize_images as synthesize_images,
 )
 from .explain import (
+    SaliencySettings as SaliencySettings,
     animate_clip as animate_clip,
     class_activation_maps as class_activation_maps,
     draw_cam as draw_cam,

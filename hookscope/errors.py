@@ -223,10 +223,12 @@ def one_of(kind: type[_Kind], given: Any, made_by: str) -> _Kind:
 
 
 def near_misses(name: str, names: Iterable[str], count: int = 3) -> list[str]:
-    """The ``names`` nearest to ``name``, at most ``count``, best first; case is ignored."""
+    """The ``names`` nearest to ``name`` or with its letters as initials, at most ``count``, best first, in any case."""
     by_lower: dict[str, str] = {}
     for candidate in names:
         by_lower.setdefault(candidate.lower(), candidate)
+    if initials := [by_lower[lower] for lower in by_lower if "".join(re.findall(r"\b\w", lower)) == name.lower()]:
+        return initials[:count]
     return [by_lower[lower] for lower in difflib.get_close_matches(name.lower(), by_lower, n=count, cutoff=0.5)]
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import hookscope
+from hookscope.explain import CAM_METHODS, SALIENCY_METHODS
 
 HOUSE = Path(hookscope.__file__).parent
 NAMES = sorted(set(hookscope.__all__) - {"__version__", "interventions"})
@@ -20,12 +21,14 @@ def test_a_public_name_says_what_it_is() -> None:
     values = {name: getattr(hookscope, name) for name in NAMES}
     assert [name for name, value in values.items() if not inspect.getdoc(value)] == []
     assert [name for name, value in values.items() if isinstance(value, types.ModuleType)] == []
+    for name, methods in {"class_activation_maps": CAM_METHODS, "saliency_maps": SALIENCY_METHODS}.items():
+        assert ", ".join(f"``{method}``" for method in methods) in str(inspect.getdoc(values[name]))
 
 
 def test_public_names_come_from_faces_and_by_a_star_import() -> None:
     assert hookscope.__all__ == sorted(hookscope.__all__) and set(hookscope.__all__) == set(dir(hookscope))
     assert hookscope.__version__.count(".") == 2
-    with pytest.raises(AttributeError, match="captrue"):
+    with pytest.raises(AttributeError, match="no attribute 'captrue'; nearest: capture"):
         hookscope.captrue  # noqa: B018
     names: dict[str, object] = {}
     exec("from hookscope import *", names)
@@ -52,4 +55,4 @@ def test_completion_shows_no_private_package_and_no_plot_needs_pyplot() -> None:
     pyplot, *shown = done.stdout.split()
     assert pyplot == "False"
     packages = {path.parent.name for path in HOUSE.glob("*/__init__.py")}
-    assert packages & set(shown) == {"interventions"} and len(shown) <= 78
+    assert packages & set(shown) == {"interventions"} and len(shown) <= 79

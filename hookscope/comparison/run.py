@@ -190,7 +190,8 @@ def compare(
     Args:
         a: What `load_model` returns, any eager module, or a `Side` with more conditions.
         b: The same for B; it may be the same object.
-        images: Paths, PIL images, or a batch ``(N, C, H, W)`` that both sides get as it is.
+        images: Paths, PIL images, or a batch ``(N, C, H, W)`` that both sides get as it is. A module that does not say
+            how an image becomes its input gets the preprocessing of the other side.
         images_b: Other images for B, as many as ``images``.
         layers: The calls of A to compare, as `capture` takes them; None for every layer without children.
         types: Class names that indices in ``layers`` count.
@@ -229,6 +230,12 @@ def compare(
     if run.engine is not None:
         raise UsageError("a comparison runs in this process", do="leave the engine out")
     sides = Side.of(a), Side.of(b)
+    if not isinstance(pictures, Tensor):
+        one, two = sides
+        sides = (
+            one.prepared_like(two) if isinstance(a, nn.Module) else one,
+            two.prepared_like(one) if isinstance(b, nn.Module) else two,
+        )
     for side in sides:
         check_hookable(side.net.model)
     compiled = any(side.compiled for side in sides)  # whose layers do not run by themselves

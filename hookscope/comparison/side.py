@@ -23,7 +23,7 @@ from hookscope.comparison.facts import SideFacts
 from hookscope.errors import ModelError, UsageError, nearest
 from hookscope.hooks import ACTIVATION_FUNCTIONS, Call, HookHandles, check_hookable, is_single, tensors_in
 from hookscope.interventions import intervene
-from hookscope.models import LoadedModel, as_loaded, dtype_name, is_quantized, parse_dtype
+from hookscope.models import LoadedModel, as_loaded, dtype_name, is_quantized, note_input, parse_dtype
 
 
 class CompiledPass:
@@ -208,6 +208,14 @@ class Side:
         if isinstance(side, nn.Module) and "_orig_mod" in side._modules:
             return cls(as_loaded(side.get_submodule("_orig_mod")), compiled=True)
         return cls(as_loaded(side))
+
+    def prepared_like(self, other: Side) -> Side:
+        """This side with the preprocessing of ``other``, if nobody has said its own."""
+        net, own = self.net, self.net.preprocess
+        if (like := own.like(other.net.preprocess)) is own:
+            return self
+        note_input(f"{net.name} does not say how an image becomes its input: it gets the steps of {other.net.name}")
+        return replace(self, net=replace(net, preprocess=like))
 
     @property
     def is_onnx(self) -> bool:

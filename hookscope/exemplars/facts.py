@@ -140,7 +140,8 @@ class LayerExemplars(Shown, rows="channels"):
     channels: RowTuple[ChannelExemplars]
 
     def _cells(self) -> Cells:
-        return {"layer": self.key, "measure": self.measure, "images": self.images, "channels": len(self.channels)}
+        counts = {"images": self.images, "channels": len(self.channels)}
+        return {"layer": self.key, "measure": self.measure, **counts, "pictures": "hookscope.draw_exemplars(this, net)"}
 
     @property
     def key(self) -> str:

@@ -25,4 +25,4 @@ from .page import (
 )
 from .saliency import Saliency as Saliency, saliency_maps as saliency_maps
 from .saliency_methods import SALIENCY_METHODS as SALIENCY_METHODS
-from .saliency_settings import Settings as Settings
+from .saliency_settings import SaliencySettings as SaliencySettings

@@ -36,6 +36,7 @@ from hookscope.explain.cam_methods import (
     gradient_free,
     gradients_of,
     method_named,
+    names_methods,
 )
 from hookscope.hooks import (
     AnyModel,
@@ -63,6 +64,7 @@ Progress = Callable[[int, int], None]
 _FIRST = {"cpu": 4}  # images in the first pass; on a CPU each larger batch takes its memory anew from the system
 
 
+@names_methods(CAM_METHODS=CAM_METHODS, ATTENTION_METHODS=ATTENTION_METHODS)
 @takes_inputs
 def class_activation_maps(
     model: AnyModel,

@@ -46,7 +46,7 @@ class ClassActivationMap(Shown):
     Attributes:
         call: The call of the layer; for fused maps the names and types of all.
         prediction: What is explained: mostly a class, its score and probability.
-        method: One of `CAM_METHODS` or `ATTENTION_METHODS`.
+        method: As `class_activation_maps` takes it.
         values: ``(h, w)`` at the layer's resolution, ``(T, h, w)`` for a layer with several frames; without
             normalisation, after the ReLU if the method has one.
         channels: Number of channels in the sum; of a map of attention the number of heads in all its layers.

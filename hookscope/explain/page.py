@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -27,7 +28,7 @@ from hookscope.drawing import (
     seen_part,
     with_provenance,
 )
-from hookscope.errors import UsageError, all_of, one_of
+from hookscope.errors import UsageError, all_of
 from hookscope.explain.cam_maps import ClassActivationMap, maps_by_class, peak_of, shared_tops
 from hookscope.explain.cam_methods import ATTENTION_METHODS
 from hookscope.explain.saliency import Saliency
@@ -177,7 +178,7 @@ def draw_saliency(
     The image holds the facts of the map as JSON in ``image.info["hookscope"]``.
 
     Args:
-        saliency: One of the maps that `saliency_maps` returns.
+        saliency: What `saliency_maps` returns; several maps stand one below the other, those of a method on one scale.
         photograph: The photograph that the input was made of.
         net: The model. A `LoadedModel` says which part of the photograph the network saw, and weights and
             preprocessing; with other models the map covers the whole photograph.
@@ -197,7 +198,14 @@ def draw_saliency(
         >>> draw_saliency(saliency, Image.new("RGB", (400, 400)), net).width > 3 * 400
         True
     """
-    saliency = one_of(Saliency, saliency, "saliency_maps")
+    maps = all_of(Saliency, saliency, "saliency_maps")
+    if len(maps) != 1:
+        pages = []
+        for each in maps:
+            like = [other for other in (*maps, *scale_of) if other.method == each.method]
+            pages.append(draw_saliency(each, photograph, net, scale_of=like, cmap=cmap, smooth=smooth))
+        return _stacked(pages)
+    [saliency] = maps
     source, how = OverlaySource.of(photograph, net, saliency.seen), SALIENCY_METHODS[saliency.method]
     cmap = cmap or (TWO_COLOURS if how.signed else ONE_COLOUR)
     sigma = saliency.usual_smoothing if smooth is None else smooth
@@ -219,6 +227,16 @@ def draw_saliency(
     about = {**answer_facts(saliency.prediction), "shape": list(saliency.values.shape), **facts}
     narrower, ground = width if photograph.width > width else None, LIGHT if how.signed else DARK
     return source.page(heading, rows, saliency.method, cmap, about, narrower, ground)
+
+
+def _stacked(pages: Sequence[Image.Image]) -> Image.Image:
+    """The pages one below the other, with the facts of each."""
+    if not pages:
+        raise UsageError("no saliency map to draw", do="give what hookscope.saliency_maps returns")
+    whole = Image.new("RGB", (max(page.width for page in pages), sum(page.height for page in pages)), "white")
+    for at, page in enumerate(pages):
+        whole.paste(page, (0, sum(before.height for before in pages[:at])))
+    return with_provenance(whole, {"pages": [json.loads(page.info["hookscope"]) for page in pages]})
 
 
 def percentile(values: NDArray[np.float32]) -> float:
@@ -247,9 +265,10 @@ def _raw_words(saliency: Saliency, top: float, cmap: str) -> list[str]:
         words.append(f"{above} raises the score, {below} lowers it")
     if values.any():
         words.append(_scale_words(values, top))
-    if saliency.steps is not None and saliency.expected is not None:
+    if saliency.expected is not None:
+        steps = f"{saliency.steps:,} steps; " if saliency.steps is not None else ""
         total = float(saliency.values.double().sum())
-        words.append(f"{saliency.steps:,} steps; the shares add up to {total:.4g} of {saliency.expected:.4g}")
+        words.append(f"{steps}the shares add up to {total:.4g} of {saliency.expected:.4g}")
     return words
 
 

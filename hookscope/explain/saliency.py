@@ -20,9 +20,9 @@ from hookscope.drawing import map_png
 from hookscope.errors import InputError, ModelError, UsageError, spelled
 from hookscope.explain.cam import class_activation_maps, progress_counter
 from hookscope.explain.cam_maps import in_place_of, over_picture, picture_in
-from hookscope.explain.cam_methods import gradient_free, method_named
+from hookscope.explain.cam_methods import gradient_free, method_named, names_methods
 from hookscope.explain.saliency_methods import SALIENCY_METHODS, wide
-from hookscope.explain.saliency_settings import Settings
+from hookscope.explain.saliency_settings import SaliencySettings
 from hookscope.findings import counted
 from hookscope.gradients import ClampGradientSign, change_gradients
 from hookscope.hooks import AnyModel, Selection, differentiable, graph_nodes, leaves_of, module_of, names_of, repeated
@@ -40,7 +40,7 @@ class Saliency(Shown):
 
     Attributes:
         prediction: What is explained: mostly a class, its score and probability.
-        method: One of `SALIENCY_METHODS`.
+        method: As `saliency_maps` takes it.
         values: ``(C, H, W)`` signed, in units of the score; for gradients per unit of the prepared image.
         expected: What the sum of ``values`` should be: the score minus the score of an image of zeros for Integrated
             Gradients, the score for lrp; None for other methods.
@@ -145,6 +145,7 @@ class Saliency(Shown):
         return blurred
 
 
+@names_methods(SALIENCY_METHODS=SALIENCY_METHODS)
 @takes_inputs
 def saliency_maps(
     model: AnyModel,
@@ -153,7 +154,7 @@ def saliency_maps(
     method: str = "gradient",
     *,
     categories: Sequence[str] | None = None,
-    settings: Settings | None = None,
+    settings: SaliencySettings | None = None,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> Rows[Saliency]:
     """Compute a saliency map for each chosen class.
@@ -196,7 +197,7 @@ def saliency_maps(
     """
     model, categories = module_of(model), names_of(model, categories)
     method, how = method_named(method, SALIENCY_METHODS)
-    settings = settings or Settings()
+    settings = settings or SaliencySettings()
     picture, ready = picture_in(inputs), model
     again = repeated(lambda *given: ready(*given))
 
@@ -293,7 +294,9 @@ class _Passes:
         return ClampGradientSign("positive")(gradient)
 
 
-def _place(model: nn.Module, inputs: tuple[Any, ...], picture: Tensor, goal: Objective, settings: Settings) -> Tensor:
+def _place(
+    model: nn.Module, inputs: tuple[Any, ...], picture: Tensor, goal: Objective, settings: SaliencySettings
+) -> Tensor:
     """The Grad-CAM of a layer for ``goal``, ``(H, W)`` or ``(T, H, W)``, in the size of the picture."""
     cams = class_activation_maps(model, inputs, settings.layer, goal.of)
     if len(cams) != 1:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.functional import interpolate
 
 from hookscope.errors import InstallationError, ModelError
-from hookscope.explain.saliency_settings import Settings
+from hookscope.explain.saliency_settings import SaliencySettings
 from hookscope.models import describe_error, is_quantized
 
 
@@ -57,17 +57,17 @@ _COPIES, _MASKS = 25, 1000  # samples of smoothgrad and of rise
 _SHOWN = 0.5  # share of the cells of a mask, as in the paper
 
 
-def vanilla(gradient: Gradient, picture: Tensor, settings: Settings) -> Tensor:
+def vanilla(gradient: Gradient, picture: Tensor, settings: SaliencySettings) -> Tensor:
     """The gradient of the score (Simonyan et al., arXiv:1312.6034): ``dS/dX``."""
     return gradient(picture)
 
 
-def gradient_times_input(gradient: Gradient, picture: Tensor, settings: Settings) -> Tensor:
+def gradient_times_input(gradient: Gradient, picture: Tensor, settings: SaliencySettings) -> Tensor:
     """Gradient times input (Shrikumar et al., arXiv:1605.01713): ``X * dS/dX``."""
     return picture * gradient(picture)
 
 
-def smoothgrad(gradient: Gradient, picture: Tensor, settings: Settings) -> Tensor:
+def smoothgrad(gradient: Gradient, picture: Tensor, settings: SaliencySettings) -> Tensor:
     """SmoothGrad (Smilkov et al., arXiv:1706.03825): the mean gradient of noisy copies of the picture.
 
     ``mean_n dS/dX(X + e_n)``, ``e_n`` normal with ``sigma = noise * (max(X) - min(X))``.
@@ -83,7 +83,7 @@ def smoothgrad(gradient: Gradient, picture: Tensor, settings: Settings) -> Tenso
     return total / samples
 
 
-def integrated_gradients(gradient: Gradient, picture: Tensor, settings: Settings) -> Tensor:
+def integrated_gradients(gradient: Gradient, picture: Tensor, settings: SaliencySettings) -> Tensor:
     """Integrated Gradients (Sundararajan et al., arXiv:1703.01365) from a baseline of 0 to the picture.
 
     ``X * integral_0^1 dS/dX(a X) da``, by the Gauss-Legendre rule; its sum is ``S(X) - S(0)`` as far as the steps go.
@@ -101,7 +101,7 @@ def integrated_gradients(gradient: Gradient, picture: Tensor, settings: Settings
     return picture * total
 
 
-def occlusion(scores: Scores, picture: Tensor, settings: Settings) -> Tensor:
+def occlusion(scores: Scores, picture: Tensor, settings: SaliencySettings) -> Tensor:
     """Occlusion (Zeiler and Fergus, arXiv:1311.2901): the score lost without the surroundings of each pixel.
 
     The mean of ``S(X) - S(X without w)`` over the square windows ``w`` that hold the pixel, which are set to 0 in all
@@ -121,7 +121,7 @@ def occlusion(scores: Scores, picture: Tensor, settings: Settings) -> Tensor:
     return (lost / times / picture.shape[1]).expand_as(picture)
 
 
-def windows(settings: Settings, picture: Tensor) -> list[tuple[slice, slice]]:
+def windows(settings: SaliencySettings, picture: Tensor) -> list[tuple[slice, slice]]:
     """The rows and columns of each window of occlusion."""
     height, width = picture.shape[-2:]
     side = _side(settings, picture)
@@ -130,11 +130,11 @@ def windows(settings: Settings, picture: Tensor) -> list[tuple[slice, slice]]:
     return [(slice(y, y + side), slice(x, x + side)) for y in rows for x in columns]
 
 
-def _side(settings: Settings, picture: Tensor) -> int:
+def _side(settings: SaliencySettings, picture: Tensor) -> int:
     return settings.window or max(2, settings.stride or 0, min(picture.shape[-2:]) // 8)
 
 
-def rise(scores: Scores, picture: Tensor, settings: Settings) -> Tensor:
+def rise(scores: Scores, picture: Tensor, settings: SaliencySettings) -> Tensor:
     """RISE (Petsiuk et al., arXiv:1806.07421): how much higher the score is where random masks show the pixel.
 
     ``sum_n S(X M_n) M_n / sum_n M_n - mean_n S(X M_n)``; ``M_n`` are grids of 0 and 1, as likely as each other, which
@@ -185,13 +185,13 @@ class SaliencyMethod:
         prepared: From the model to a block with the model whose gradients are taken, for a score of 1.
     """
 
-    attribute: Callable[[Gradient, Tensor, Settings], Tensor]
+    attribute: Callable[[Gradient, Tensor, SaliencySettings], Tensor]
     summary: str
     caption: str
     signed: bool = False
     completes: bool = False
     guided: bool = False
-    pictures: Callable[[Settings, Tensor], int] = lambda settings, picture: 1
+    pictures: Callable[[SaliencySettings, Tensor], int] = lambda settings, picture: 1
     gradient: bool = True
     localised: bool = False
     prepared: Callable[[nn.Module], AbstractContextManager[nn.Module]] | None = None

@@ -8,7 +8,7 @@ from hookscope.errors import UsageError, check_whole
 
 
 @dataclass(frozen=True)
-class Settings:
+class SaliencySettings:
     """Settings of the methods that run the model on many images.
 
     Attributes:

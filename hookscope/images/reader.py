@@ -174,7 +174,10 @@ def list_pictures(images: Any) -> list[Any]:
         if not is_picture(image):
             do = "give paths, folders or images of Pillow, one or a list"
             takers = "predict, class_activation_maps, layer_gradients and StatisticsCollector"
-            do += f"; {takers} take tensors" if hasattr(image, "shape") else ""
+            if type(image).__module__ == "numpy":
+                do = f"an image (H, W, 3) has the type uint8; torch.from_numpy(x) makes a tensor, which {takers} take"
+            elif hasattr(image, "shape"):
+                do += f"; {takers} take tensors"
             raise UsageError(f"expected images, got {kind_of(image)}", do=do)
         path = os.fspath(image) if isinstance(image, str | os.PathLike) else ""
         walked = path and (os.path.isdir(path) or (glob.has_magic(path) and not os.path.exists(path)))

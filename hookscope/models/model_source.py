@@ -73,8 +73,8 @@ class WeightsChoice:
         text = "none" if weights is None else weights.name if isinstance(weights, Enum) else weights
         if not isinstance(text, str):
             raise UsageError(f"weights must be a word, a name or a file, not {type(weights).__name__}")
-        if text in WEIGHTS_WORDS:  # even if a file has this name
-            return cls(WeightsKind(text), text)
+        if (word := text.lower()) in WEIGHTS_WORDS:  # even if a file has this name
+            return cls(WeightsKind(word), word)
         is_file = "/" in text or os.sep in text or text.endswith(_SUFFIXES) or os.path.exists(text)
         return cls(WeightsKind.FILE if is_file else WeightsKind.NAME, text)
 

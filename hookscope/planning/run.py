@@ -113,6 +113,9 @@ def plan(
     check_whole("batch size", batch_size)
     if batch_size > LARGEST_BATCH:
         raise UsageError(f"batch size must be from 1 to {LARGEST_BATCH}, not {batch_size}")
+    memory = int(memory) if isinstance(memory, float) and memory.is_integer() else memory
+    if isinstance(memory, str):
+        raise UsageError(f"memory is a number of bytes, not '{memory}'", do="write memory=8 * 10**9 for 8 GB")
     check_whole("memory", memory, optional=True)
     device = pick_device(device) if device == "auto" else device
     subject = Subject.of(net, input_size)

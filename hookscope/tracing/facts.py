@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import count
 from typing import Any
 
@@ -192,8 +192,8 @@ class Trace(Shown):
         return sum(self.sizes[parameter] for parameter in held)
 
 
-@dataclass(frozen=True, slots=True)
-class LayerTotals:
+@dataclass(frozen=True, slots=True, repr=False)
+class LayerTotals(Shown):
     """Sums over a model, and over its calls of the chosen types.
 
     Attributes:
@@ -211,6 +211,9 @@ class LayerTotals:
     type_params: int
     type_macs: int
     did_not_run: int
+
+    def _cells(self) -> Cells:
+        return asdict(self)
 
 
 def rows_of_type(traced: Trace, types: Iterable[Any] | None = None, ops: bool = False) -> Rows[LayerCall]:

@@ -27,6 +27,7 @@ from hookscope.hooks import (
     module_of,
     other_hooks_set_aside,
     random_states_kept,
+    tensors_in,
     types_of,
 )
 from hookscope.models import (
@@ -270,6 +271,8 @@ def trace_at(
     model: AnyModel, input_size: Sequence[int] | None = None, inputs: Inputs | None = None, **options: Any
 ) -> Trace:
     """The trace of one pass; ``input_size`` and ``inputs`` are as in `list_layers`, the options as in `trace`."""
+    if inputs is None and (tensors_in(input_size) or type(input_size).__module__ == "numpy"):  # a tensor in its place
+        inputs, input_size = given_inputs(model, input_size), None
     if input_size is None and isinstance(model, LoadedModel):
         picture = torch.zeros(model.preprocess.input_shape, dtype=model.preprocess.dtype, device=model.device)
         inputs = model.inputs(picture) if inputs is None else inputs

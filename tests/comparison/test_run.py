@@ -14,9 +14,10 @@ from torch import nn
 from hookscope import HookscopeError, capture, compare
 from hookscope.comparison import make_side
 from hookscope.errors import ModelError
+from hookscope.images import ImageWarning
 from hookscope.interventions import Scale
 from hookscope.jobs import LocalEngine
-from hookscope.models import as_loaded
+from hookscope.models import as_loaded, load_model
 from hookscope.models.transforms import Transforms, imagenet_transforms
 from tests.helpers import ignore, refused, settings
 
@@ -108,6 +109,14 @@ def test_agreement_is_that_of_the_scores(batch: Any) -> None:
     assert [each.probability_b for each in found.changed] == [
         pytest.approx(float(exact[each.position].max()), rel=1e-6) for each in found.changed
     ]
+
+
+def test_a_module_gets_the_preprocessing_of_the_other_side() -> None:
+    model = net()
+    known = load_model(model, preprocess="half", input_size=(20, 30))
+    with pytest.warns(ImageWarning, match="it gets the steps of Sequential"):
+        found = compare(known, copy.deepcopy(model), Image.effect_noise((60, 50), 90))
+    assert found.answer.kind == "same" and found.a.preprocess == found.b.preprocess
 
 
 def test_nan_on_one_side_only_is_counted_and_the_first_difference(batch: Any) -> None:

@@ -15,13 +15,13 @@ from hookscope.explain.cam import class_activation_maps, landmark_layers
 from hookscope.explain.cam_methods import CAM_METHODS
 from hookscope.explain.saliency import saliency_maps
 from hookscope.explain.saliency_methods import SALIENCY_METHODS
-from hookscope.explain.saliency_settings import Settings
+from hookscope.explain.saliency_settings import SaliencySettings
 from hookscope.hooks.model_state import ModelSnapshot
 from tests.explain.nets import Gives, busy, picture, small
 from tests.helpers import hooks_on, refused, seeded
 from tests.nets import Fails, named
 
-FEW = Settings(samples=5, steps=6, batch_size=4)
+FEW = SaliencySettings(samples=5, steps=6, batch_size=4)
 EXPLAIN: dict[str, Callable[..., list[Any]]] = {
     **{name: partial(class_activation_maps, layers="second", method=name) for name in CAM_METHODS},
     **{name: partial(saliency_maps, method=name, settings=FEW) for name in SALIENCY_METHODS},
@@ -180,7 +180,7 @@ def test_the_size_of_a_batch_does_not_count_and_progress_is_complete(method: str
     for size in (1, 3, 7, 50):
         options: dict[str, Any] = {"layers": "first,second", "batch_size": size}
         if method in SALIENCY_METHODS:
-            options = {"settings": Settings(samples=7, steps=7, most_steps=7, batch_size=size)}
+            options = {"settings": SaliencySettings(samples=7, steps=7, most_steps=7, batch_size=size)}
         steps: list[tuple[int, int]] = []
         options["on_progress"] = lambda *at, to=steps: to.append(at)
         found[size] = EXPLAIN[method](small(), picture(), target="top:2", **options)

@@ -387,6 +387,8 @@ def test_maps_of_several_classes_share_a_scale(drawn: Drawn) -> None:
     words = "scale clipped at the 99.5th percentile of the class with the widest scale, here 2; highest value 2"
     assert drawn.maps[0].words[-1] == words
     assert drawn["heading"].warning == SAYS_UNSEEN
+    both = draw_saliency([found, wide], picture(), net())
+    assert both.height > 1.8 * page.height and [page["top"] for page in about(both)["pages"]] == [8, 8]
 
 
 def test_a_saliency_map_that_is_all_zero_has_a_line_and_one_pixel_that_counts_is_drawn(drawn: Drawn) -> None:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from hookscope.errors import HookscopeError, InputError, InstallationError, ModelError, UsageError
 from hookscope.explain.saliency import Saliency, saliency_maps
 from hookscope.explain.saliency_methods import SALIENCY_METHODS
-from hookscope.explain.saliency_settings import Settings
+from hookscope.explain.saliency_settings import SaliencySettings
 from hookscope.scores.logits import Prediction
 from tests.explain.nets import Gives, picture, small
 from tests.explain.test_any_method import FEW
@@ -105,7 +105,7 @@ def test_layers_in_place_agree_with_captum_and_with_the_same_net_without(method:
     close(ours, other[None], 1e-6)
     for at in (0, 3) if method in CAPTUM else ():
         close(
-            only(small(), x, at, method, settings=Settings(steps=7, most_steps=7)),
+            only(small(), x, at, method, settings=SaliencySettings(steps=7, most_steps=7)),
             judged(method, small(inplace=False), x, at),
         )
 
@@ -123,7 +123,7 @@ def test_captum_agrees_on_models_of_torchvision(name: str, method: str) -> None:
             only(net, picture(64, 64), 3, method)
         return
     x = picture(64, 64)
-    close(only(net, x, 3, method, settings=Settings(steps=7, most_steps=7)), judged(method, apart, x, 3), 1e-4)
+    close(only(net, x, 3, method, settings=SaliencySettings(steps=7, most_steps=7)), judged(method, apart, x, 3), 1e-4)
 
 
 def test_smoothgrad_is_the_mean_gradient_of_noisy_pictures_and_without_noise_the_gradient() -> None:
@@ -133,12 +133,12 @@ def test_smoothgrad_is_the_mean_gradient_of_noisy_pictures_and_without_noise_the
     for _ in range(6):
         noisy = (x + sigma * torch.randn(x.shape, generator=numbers)).requires_grad_()
         total += torch.autograd.grad(net(noisy)[0, 2], noisy)[0]
-    settings = Settings(samples=6, noise=0.3, seed=7)
+    settings = SaliencySettings(samples=6, noise=0.3, seed=7)
     close(only(net, x, 2, "smoothgrad", settings=settings), total / 6)
-    other = only(net, x, 2, "smoothgrad", settings=Settings(samples=6, noise=0.3, seed=8))
+    other = only(net, x, 2, "smoothgrad", settings=SaliencySettings(samples=6, noise=0.3, seed=8))
     assert not torch.allclose(other, total[0] / 6, rtol=0.01)
-    assert torch.equal(other, only(net, x, 2, "smoothgrad", settings=Settings(samples=6, noise=0.3, seed=8)))
-    close(only(net, x, 2, "smoothgrad", settings=Settings(noise=0)), only(net, x, 2)[None])
+    assert torch.equal(other, only(net, x, 2, "smoothgrad", settings=SaliencySettings(samples=6, noise=0.3, seed=8)))
+    close(only(net, x, 2, "smoothgrad", settings=SaliencySettings(noise=0)), only(net, x, 2)[None])
     # and a picture of one colour has no range to take a share of
     flat = torch.ones_like(x)
     close(only(net, flat, 2, "smoothgrad"), only(net, flat, 2)[None])
@@ -147,12 +147,12 @@ def test_smoothgrad_is_the_mean_gradient_of_noisy_pictures_and_without_noise_the
 @pytest.mark.parametrize("act", [nn.ReLU, nn.Tanh])
 def test_integrated_gradients_add_up_to_the_score(act: Callable[..., nn.Module]) -> None:
     net, x = small(inplace=False, act=act).double(), picture().double()
-    [found] = saliency_maps(net, x, 3, "integrated-gradients", settings=Settings(steps=200))
+    [found] = saliency_maps(net, x, 3, "integrated-gradients", settings=SaliencySettings(steps=200))
     with torch.no_grad():
         between = float((net(x) - net(x * 0))[0, 3])
     assert abs(between) > 0.01
     assert float(found.values.sum()) == pytest.approx(between, rel=1e-6 if act is nn.Tanh else 1e-2)
-    [few] = saliency_maps(net, x, 3, "integrated-gradients", settings=Settings(steps=1, most_steps=1))
+    [few] = saliency_maps(net, x, 3, "integrated-gradients", settings=SaliencySettings(steps=1, most_steps=1))
     assert abs(float(few.values.sum()) - between) > abs(float(found.values.sum()) - between)
 
 
@@ -163,7 +163,7 @@ def test_integrated_gradients_double_their_steps_until_the_shares_add_up(
     # a sigmoid that saturates: few points between zeros and the picture miss where it rises
     net = Function(lambda x: 1 * torch.sigmoid(40 * x.mean((2, 3)) - 10))  # not the last operation
     x, seen = torch.ones(1, 3, 4, 4, dtype=torch.double), list[tuple[int, int]]()
-    settings = Settings(steps=2, most_steps=most)
+    settings = SaliencySettings(steps=2, most_steps=most)
     [found] = saliency_maps(
         net, x, 1, "integrated-gradients", settings=settings, on_progress=lambda *at: seen.append(at)
     )
@@ -362,11 +362,13 @@ def test_settings_out_of_range_and_a_method_that_does_not_exist_are_refused() ->
     for setting in ("samples", "steps", "batch_size", "noise", "window", "stride"):
         for value in (0, -1) if setting != "noise" else (-1.0, float("nan")):
             with pytest.raises(UsageError, match=f"^{setting.replace('_', ' ')} "):
-                Settings(**{setting: value})
+                SaliencySettings(**{setting: value})
     with pytest.raises(UsageError, match="a stride of 4 pixels for windows of 3"):
-        Settings(window=3, stride=4)
+        SaliencySettings(window=3, stride=4)
     with pytest.raises(UsageError, match="no method 'smothgrad'; nearest: smoothgrad"):
         saliency_maps(small(), picture(), method="smothgrad")
+    with pytest.raises(UsageError, match="no method 'ig'; nearest: integrated-gradients"):
+        saliency_maps(small(), picture(), method="ig")
 
 
 def test_the_picture_is_not_written_to_by_a_model_that_works_in_place() -> None:
@@ -387,7 +389,7 @@ def test_captum_agrees_on_occlusion(window: int, stride: int, size: tuple[int, i
     theirs = captum.Occlusion(net).attribute(x, shape, target=2, strides=(3, min(stride, *size), min(stride, *size)))
     steps: list[tuple[int, int]] = []
     [ours] = saliency_maps(
-        net, x, 2, "occlusion", settings=Settings(window=window, stride=stride, batch_size=7),
+        net, x, 2, "occlusion", settings=SaliencySettings(window=window, stride=stride, batch_size=7),
         on_progress=lambda *at: steps.append(at),
     )  # fmt: skip
     close(ours.values.sum(0), theirs[:, 0])
@@ -406,14 +408,14 @@ def test_a_clip_is_hidden_in_all_frames_at_once() -> None:
         chain(conv=nn.Conv3d(3, 2, 1), mean=nn.AdaptiveAvgPool3d(1), flat=nn.Flatten()),
         torch.ones(1, 3, 2, 4, 4),
     )
-    [ours] = saliency_maps(net, clip, 0, "occlusion", settings=Settings(window=2, stride=2))
+    [ours] = saliency_maps(net, clip, 0, "occlusion", settings=SaliencySettings(window=2, stride=2))
     lost = (net(clip) - net(torch.zeros_like(clip)))[0, 0] / 4
     close(ours.values, (lost / 3).expand(1, 3, 2, 4, 4))
 
 
 def test_rise_is_the_papers_mean_about_the_mean_score_and_flat_where_the_picture_is_ignored() -> None:
     net, seen = small(), list[Tensor]()
-    settings = Settings(samples=60, window=5, batch_size=7)
+    settings = SaliencySettings(samples=60, window=5, batch_size=7)
     net.register_forward_pre_hook(lambda module, args: seen.append(args[0].detach()))
     found = only(net, torch.ones(1, 3, 12, 16), 2, "rise", settings=settings)
     masks = torch.cat(seen[1:])  # of a picture of ones, what the model sees is the mask
@@ -432,9 +434,9 @@ def test_captum_agrees_on_guided_gradcam_of_one_layer() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # captum's guided backpropagation hooks ReLUs
         theirs = captum.GuidedGradCam(apart, apart.second).attribute(x, 2, interpolate_mode="bilinear")
-    close(only(net, x, 2, "guided-gradcam", settings=Settings(layer="second")), theirs)
+    close(only(net, x, 2, "guided-gradcam", settings=SaliencySettings(layer="second")), theirs)
     with pytest.raises(UsageError, match="chooses 2 calls"):
-        saliency_maps(small(), picture(), 2, "guided-gradcam", settings=Settings(layer="first,second"))
+        saliency_maps(small(), picture(), 2, "guided-gradcam", settings=SaliencySettings(layer="first,second"))
 
 
 def test_relevances_follow_the_rules_by_hand_and_add_up_to_the_score() -> None:
@@ -484,7 +486,7 @@ def test_a_model_that_takes_one_image_at_a_time_is_hidden_in_batches_of_one() ->
     net = Gives(lambda maps: maps.mean((0, 2, 3))[None])
     with pytest.raises(ModelError, match="gives 1 score for 10 images; set the batch size to 1"):
         saliency_maps(net, picture(), 0, "occlusion")
-    assert bool(only(net, picture(), 0, "occlusion", settings=Settings(batch_size=1)).any())
+    assert bool(only(net, picture(), 0, "occlusion", settings=SaliencySettings(batch_size=1)).any())
 
 
 def test_a_model_that_cannot_be_copied_or_given_rules_is_an_error_in_one_line() -> None:

@@ -217,7 +217,7 @@ def test_shapes_is_never_random_because_its_file_is_damaged_or_missing(shapes_fi
     with pytest.raises(WeightsError, match="damaged or incomplete"):
         load_model("shapes")
     shapes_file.unlink()
-    for weights in ("auto", "default"):
+    for weights in ("auto", "default", "DEFAULT"):
         with pytest.raises(WeightsError, match=r"^the weights of shapes are missing from the installation; no shapes"):
             load_model("shapes", weights=weights)
     net = load_model("shapes", weights="none")

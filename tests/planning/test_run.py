@@ -125,7 +125,7 @@ def test_batch_norm_of_one_value_needs_a_larger_batch() -> None:
     net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.AdaptiveAvgPool2d(1), nn.BatchNorm2d(8))
     with pytest.raises(InputError, match=r"layer '2' \(BatchNorm2d\) needs several values.*; give a larger batch$"):
         plan(net, input_size=(9, 9), train=True)
-    largest = plan(net, 4, (9, 9), train=True, memory=100_000).largest_batch
+    largest = plan(net, 4, (9, 9), train=True, memory=1e5).largest_batch  # type: ignore[arg-type]
     assert largest is not None and largest > 2
     assert plan(net, largest, (9, 9), train=True).memory.peak <= 100_000
 

@@ -234,7 +234,8 @@ def test_tied_weights_share_and_count_once() -> None:
     net[1].weight = net[0].weight
     rows = list_layers(net, inputs=(torch.zeros(1, 4),), types=("all",))
     assert [(row.params, row.note) for row in rows] == [(20, "shared with 1"), (20, "shared with 0")]
-    assert layer_totals(net, inputs=(torch.zeros(1, 4),), types=("Linear",)).type_params == 24
+    totals = layer_totals(net, torch.zeros(1, 4), types=("Linear",))  # inputs in the place of their size
+    assert totals.type_params == 24 and "<th" in totals._repr_html_()
 
 
 def test_a_real_pass_records_the_same() -> None:

@@ -25,7 +25,7 @@ COLUMNS = Columns(
     Column("steps", need=8, hide="unknown"),
     *FRAME,
 )
-_DEFAULTS = explain.Settings()
+_DEFAULTS = explain.SaliencySettings()
 
 
 class Saliency(ExplainCommand):
@@ -104,7 +104,7 @@ class Saliency(ExplainCommand):
 
     def explained(self, explanation: Explanation) -> Iterator[Row]:
         names = ("samples", "noise", "steps", "most_steps", "batch_size", "window", "stride", "layer")
-        settings = explain.Settings(seed=self.model.seed, **{name: getattr(self, name) for name in names})
+        settings = explain.SaliencySettings(seed=self.model.seed, **{name: getattr(self, name) for name in names})
         with running(explanation.net, explanation.inputs), pass_progress() as on_progress:
             maps = explain.saliency_maps(
                 explanation.net,
