@@ -231,11 +231,7 @@ def compare(
         raise UsageError("a comparison runs in this process", do="leave the engine out")
     sides = Side.of(a), Side.of(b)
     if not isinstance(pictures, Tensor):
-        one, two = sides
-        sides = (
-            one.prepared_like(two) if isinstance(a, nn.Module) else one,
-            two.prepared_like(one) if isinstance(b, nn.Module) else two,
-        )
+        sides = sides[0].prepared_like(sides[1], a), sides[1].prepared_like(sides[0], b)
     for side in sides:
         check_hookable(side.net.model)
     compiled = any(side.compiled for side in sides)  # whose layers do not run by themselves

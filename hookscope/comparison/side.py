@@ -209,10 +209,11 @@ class Side:
             return cls(as_loaded(side.get_submodule("_orig_mod")), compiled=True)
         return cls(as_loaded(side))
 
-    def prepared_like(self, other: Side) -> Side:
-        """This side with the preprocessing of ``other``, if nobody has said its own."""
-        net, own = self.net, self.net.preprocess
-        if (like := own.like(other.net.preprocess)) is own:
+    def prepared_like(self, other: Side, given: Any) -> Side:
+        """This side, or with the preprocessing of ``other`` if it was ``given`` as a module without its own."""
+        net = self.net
+        like = net.preprocess.like(other.net.preprocess)
+        if not isinstance(given, nn.Module) or like is net.preprocess:
             return self
         note_input(f"{net.name} does not say how an image becomes its input: it gets the steps of {other.net.name}")
         return replace(self, net=replace(net, preprocess=like))

@@ -36,7 +36,7 @@ from hookscope.explain.cam_methods import (
     gradient_free,
     gradients_of,
     method_named,
-    names_methods,
+    name_methods,
 )
 from hookscope.hooks import (
     AnyModel,
@@ -64,7 +64,6 @@ Progress = Callable[[int, int], None]
 _FIRST = {"cpu": 4}  # images in the first pass; on a CPU each larger batch takes its memory anew from the system
 
 
-@names_methods(CAM_METHODS=CAM_METHODS, ATTENTION_METHODS=ATTENTION_METHODS)
 @takes_inputs
 def class_activation_maps(
     model: AnyModel,
@@ -199,6 +198,9 @@ def _smoothed(
 
 def _of_variant(on_progress: Progress, at: int, count: int, done: int, total: int) -> None:
     on_progress(at * total + done, count * total)
+
+
+name_methods(class_activation_maps, CAM_METHODS=CAM_METHODS, ATTENTION_METHODS=ATTENTION_METHODS)
 
 
 @takes_inputs

@@ -27,7 +27,6 @@ from hookscope.errors import LayerError, NoMapError, UsageError, nearest
 from hookscope.hooks import MODEL, InputSize, Layers, Selection
 
 Method = TypeVar("Method")
-_Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True)
@@ -188,16 +187,11 @@ def method_named(name: str, methods: Mapping[str, Method]) -> tuple[str, Method]
     return name, methods[name]
 
 
-def names_methods(**tables: Mapping[str, Any]) -> Callable[[_Function], _Function]:
-    """Writes the names of methods into a docstring, in place of the names of their ``tables``."""
-
-    def written(function: _Function) -> _Function:
-        for table, methods in tables.items():
-            names = ", ".join(f"``{name}``" for name in methods)
-            function.__doc__ = (function.__doc__ or "").replace(f"`{table}`", names)
-        return function
-
-    return written
+def name_methods(function: Any, **tables: Mapping[str, Any]) -> None:
+    """Write the names of methods into a docstring, in place of the names of their ``tables``."""
+    for table, methods in tables.items():
+        names = ", ".join(f"``{name}``" for name in methods)
+        function.__doc__ = (function.__doc__ or "").replace(f"`{table}`", names)
 
 
 def gradient_free(methods: Mapping[str, Any]) -> str:

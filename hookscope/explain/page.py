@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -28,7 +29,7 @@ from hookscope.drawing import (
     seen_part,
     with_provenance,
 )
-from hookscope.errors import UsageError, all_of
+from hookscope.errors import UsageError, all_of, one_of
 from hookscope.explain.cam_maps import ClassActivationMap, maps_by_class, peak_of, shared_tops
 from hookscope.explain.cam_methods import ATTENTION_METHODS
 from hookscope.explain.saliency import Saliency
@@ -199,13 +200,12 @@ def draw_saliency(
         True
     """
     maps = all_of(Saliency, saliency, "saliency_maps")
-    if len(maps) != 1:
-        pages = []
-        for each in maps:
-            like = [other for other in (*maps, *scale_of) if other.method == each.method]
-            pages.append(draw_saliency(each, photograph, net, scale_of=like, cmap=cmap, smooth=smooth))
-        return _stacked(pages)
-    [saliency] = maps
+    if len(maps) > 1:
+        others = [*maps, *scale_of]
+        like = [[other for other in others if other.method == each.method] for each in maps]
+        draw = partial(draw_saliency, photograph=photograph, net=net, cmap=cmap, smooth=smooth)
+        return _stacked([draw(each, scale_of=same) for each, same in zip(maps, like, strict=True)])
+    saliency = one_of(Saliency, maps, "saliency_maps")
     source, how = OverlaySource.of(photograph, net, saliency.seen), SALIENCY_METHODS[saliency.method]
     cmap = cmap or (TWO_COLOURS if how.signed else ONE_COLOUR)
     sigma = saliency.usual_smoothing if smooth is None else smooth
@@ -231,8 +231,6 @@ def draw_saliency(
 
 def _stacked(pages: Sequence[Image.Image]) -> Image.Image:
     """The pages one below the other, with the facts of each."""
-    if not pages:
-        raise UsageError("no saliency map to draw", do="give what hookscope.saliency_maps returns")
     whole = Image.new("RGB", (max(page.width for page in pages), sum(page.height for page in pages)), "white")
     for at, page in enumerate(pages):
         whole.paste(page, (0, sum(before.height for before in pages[:at])))

@@ -20,7 +20,7 @@ from hookscope.drawing import map_png
 from hookscope.errors import InputError, ModelError, UsageError, spelled
 from hookscope.explain.cam import class_activation_maps, progress_counter
 from hookscope.explain.cam_maps import in_place_of, over_picture, picture_in
-from hookscope.explain.cam_methods import gradient_free, method_named, names_methods
+from hookscope.explain.cam_methods import gradient_free, method_named, name_methods
 from hookscope.explain.saliency_methods import SALIENCY_METHODS, wide
 from hookscope.explain.saliency_settings import SaliencySettings
 from hookscope.findings import counted
@@ -145,7 +145,6 @@ class Saliency(Shown):
         return blurred
 
 
-@names_methods(SALIENCY_METHODS=SALIENCY_METHODS)
 @takes_inputs
 def saliency_maps(
     model: AnyModel,
@@ -176,8 +175,9 @@ def saliency_maps(
             ``N`` images to ``N`` numbers.
         method: One of `SALIENCY_METHODS`.
         categories: Names of the classes.
-        settings: Samples, noise, steps, windows, layer, batch size and seed. Integrated Gradients doubles its steps, up
-            to a limit, while the shares miss the score by more than 5 %; `Saliency.steps` says where it ended.
+        settings: Samples, noise, steps, windows, layer, batch size and seed, see `SaliencySettings`. Integrated
+            Gradients doubles its steps, up to a limit, while the shares miss the score by more than 5 %;
+            `Saliency.steps` says where it ended.
         on_progress: Called with images done and in all.
 
     Raises:
@@ -244,6 +244,9 @@ def saliency_maps(
         if how.guided and not passes.guided:
             raise _nothing_to_guide(model, " that the gradient passes")
     return maps
+
+
+name_methods(saliency_maps, SALIENCY_METHODS=SALIENCY_METHODS)
 
 
 def _output(run: Callable[[Tensor], Any], picture: Tensor) -> Any:

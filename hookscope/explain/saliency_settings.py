@@ -24,8 +24,7 @@ class SaliencySettings:
         layer: The layer of guided-gradcam, see `Selection`; None for the default of `class_activation_maps`.
 
     Raises:
-        UsageError: for less than one sample, step, pixel or image in a pass, for negative or infinite noise, and for
-            windows with pixels between them.
+        UsageError: for a count below 1, negative or infinite noise, and a stride above the window.
     """
 
     samples: int | None = None

@@ -131,9 +131,11 @@ class Findings(Rows[AnyFinding]):
     nothing = "no findings"
 
 
-def ranked(findings: Iterable[AnyFinding]) -> Findings[AnyFinding]:
-    """The findings by severity, the most severe first; findings of one severity keep their order."""
-    return Findings(sorted(findings, key=lambda finding: SEVERITIES.index(finding.severity)))
+def ranked(findings: Iterable[AnyFinding], nothing: str = "") -> Findings[AnyFinding]:
+    """The findings by severity, the most severe first, or ``nothing``; those of one severity keep their order."""
+    found = Findings(sorted(findings, key=lambda finding: SEVERITIES.index(finding.severity)))
+    found.nothing = nothing or found.nothing
+    return found
 
 
 def merged(findings: Iterable[AnyFinding], most: int = 3) -> list[AnyFinding]:

@@ -203,7 +203,7 @@ class LoadedModel(Shown):
             "weights": self.weights,
             "family": self.family,
             "classes": len(self.categories) if self.categories else None,
-            "input": self.preprocess.shown_shape,
+            "input": self.preprocess._cells()["input"],
             "parameters": sum(parameter.numel() for parameter in self.model.parameters()),
             "device": self.device,
             "notes": "; ".join(self.notes),

@@ -93,13 +93,8 @@ class Preprocess(Shown):
     def input_shape(self) -> tuple[int, ...]:
         """``(C, H, W)`` of an input, ``(C, T, H, W)`` of a clip; of a square picture where the size depends on it."""
         frames = [self.frames] if self.family == "video" else []
-        usual = (self.channels, *frames, *(self._made or self.default_size))
-        shape = next(iter(self._own_shapes), usual)
+        shape = next(iter(self.transforms.shapes), (self.channels, *frames, *(self._made or self.default_size)))
         return (*shape[:-2], *(self.size or shape[-2:]))
-
-    @property
-    def _own_shapes(self) -> tuple[tuple[int, ...], ...]:
-        return self.transforms.shapes if isinstance(self.transforms, OwnTransforms) else ()
 
     @property
     def _made(self) -> tuple[int, int] | None:
@@ -108,7 +103,7 @@ class Preprocess(Shown):
     @property
     def any_size(self) -> bool:
         """Whether inputs have the sizes of their pictures."""
-        return len(self._own_shapes) > 1 or (isinstance(self.transforms, Transforms) and self._made is None)
+        return len(self.transforms.shapes) > 1 or (isinstance(self.transforms, Transforms) and self._made is None)
 
     @property
     def of_seen(self) -> Preprocess:
@@ -280,12 +275,8 @@ class Preprocess(Shown):
         return self.transforms.resize.visible_box(height, width)
 
     def _cells(self) -> Cells:
-        return {"steps": self.describe(), "input": self.shown_shape}
-
-    @property
-    def shown_shape(self) -> tuple[int, ...] | str:
-        """`input_shape`, in words where a function of the user makes other shapes of other pictures."""
-        return f"{words(self.input_shape)} of a square image" if len(self._own_shapes) > 1 else self.input_shape
+        of = " of a square image" if len(self.transforms.shapes) > 1 else ""
+        return {"steps": self.describe(), "input": words(self.input_shape) + of}
 
     def describe(self) -> str:
         """One line such as ``resize 256, crop 224, ImageNet mean and std``; numbers are exact."""

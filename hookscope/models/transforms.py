@@ -183,6 +183,8 @@ class Transforms:
     values: Normalisation = Normalisation()
     assumed: tuple[str, ...] = ()
 
+    shapes: ClassVar[tuple[tuple[int, ...], ...]] = ()  # measured of a function of the user alone
+
     @classmethod
     def of(cls, preset: Any) -> Transforms:
         """The steps of torchvision's transforms of weights."""

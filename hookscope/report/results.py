@@ -269,10 +269,9 @@ def diagnose(result: Any, **options: Any) -> Rows[Any]:
         >>> [(finding.finding, finding.layer) for finding in diagnose(hookscope.parameter_statistics(layer))]
         [('dead-filters', 'weight')]
     """
-    if isinstance(result, list) and not result:
-        return Findings()
-    found = _for_kind(_FINDINGS, "finding", result, options)
-    return found if isinstance(found, Findings) else Findings(found)
+    is_empty = isinstance(result, list) and not result
+    found: Rows[Any] = Findings() if is_empty else _for_kind(_FINDINGS, "finding", result, options)
+    return found
 
 
 def plot(result: Any, **options: Any) -> Figure:

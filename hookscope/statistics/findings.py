@@ -143,8 +143,7 @@ def diagnose(statistics: RunningStatistics, thresholds: StatisticsThresholds | N
     thresholds = thresholds or StatisticsThresholds()
     layers = statistics.statistics(thresholds.correlation)
     found = find_problems(layers, statistics.drifts(), statistics.images, thresholds)
-    found.nothing = found.nothing if statistics.images else layers.nothing
-    return found
+    return found if statistics.images else ranked(found, layers.nothing)
 
 
 def find_problems(

@@ -10,7 +10,7 @@ from PIL import Image
 import hookscope
 from hookscope.drawing.files import read_provenance
 from hookscope.explain.saliency_methods import SALIENCY_METHODS
-from hookscope.explain.saliency_settings import Settings
+from hookscope.explain.saliency_settings import SaliencySettings
 from tests.cli.helpers import Run, files, one_error, rows
 
 NETS = """
@@ -37,7 +37,7 @@ def command_line(*words: str, model: str = "nets.py:Small") -> list[str]:
     return ["saliency", model, *words, "--input-size", "32", "--format", "ndjson"]
 
 
-def library(target: str, method: str, settings: Settings | None = None) -> Any:
+def library(target: str, method: str, settings: SaliencySettings | None = None) -> Any:
     net = hookscope.load_model("nets.py:Small", "none", input_size=(32, 32), seed=5)
     [inputs] = net.inputs(net.preprocess(hookscope.open_image("cat.jpg")))
     return hookscope.saliency_maps(net.model, inputs, target, method, settings=settings)
@@ -48,7 +48,9 @@ def test_a_row_and_raw_values_are_the_librarys(run: Run, here: Path, method: str
     options = "--samples 3 --steps 4 --most-steps 4 --batch-size 2 --noise 0.1 --seed 5"
     status, out, _ = run("cat.jpg", "--method", method, *options.split(), "--raw", "x.npy")
     [row], values = rows(out), np.load("x.npy")
-    [expected] = library("top:1", method, Settings(samples=3, steps=4, most_steps=4, batch_size=2, noise=0.1, seed=5))
+    [expected] = library(
+        "top:1", method, SaliencySettings(samples=3, steps=4, most_steps=4, batch_size=2, noise=0.1, seed=5)
+    )
     assert np.allclose(values, expected.values.numpy(), atol=1e-7)
     assert (status, row["method"], row["class"]) == (0, method, expected.prediction.index)
     assert row["sum"] == pytest.approx(float(values.astype(float).sum()), abs=1e-6)

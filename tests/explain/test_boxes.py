@@ -20,7 +20,7 @@ from hookscope.explain.cam import class_activation_maps, landmark_layers
 from hookscope.explain.cam_maps import candidates
 from hookscope.explain.page import OverlaySource, draw_cam, draw_saliency, why_outside
 from hookscope.explain.saliency import saliency_maps
-from hookscope.explain.saliency_settings import Settings
+from hookscope.explain.saliency_settings import SaliencySettings
 from hookscope.hooks import Call, InputSize
 from hookscope.scores import BoxTarget, Prediction
 from tests.explain.nets import CELL, FindsCells, street
@@ -45,7 +45,7 @@ def share_inside(values: Any, target: BoxTarget) -> float:
     return float(positive[PLACES[target]].sum() / positive.sum())
 
 
-FEW = Settings(samples=4, noise=0.05, steps=8, most_steps=8)
+FEW = SaliencySettings(samples=4, noise=0.05, steps=8, most_steps=8)
 OF_GRADIENTS = "gradient", "gradient-input", "smoothgrad", "integrated-gradients", "guided-backprop"
 EXPLAIN: dict[str, Callable[..., list[Any]]] = {
     **{name: partial(class_activation_maps, layers="relu", method=name) for name in ("hirescam", "layercam")},
@@ -80,7 +80,7 @@ def test_masks_weigh_by_how_well_they_still_show_the_box() -> None:
 @pytest.mark.parametrize("target", PLACES)
 @pytest.mark.parametrize("method", ["occlusion", "rise"])
 def test_hiding_and_showing_parts_of_the_image_finds_the_box(target: BoxTarget, method: str) -> None:
-    settings = Settings(samples=200, window=4, batch_size=50)
+    settings = SaliencySettings(samples=200, window=4, batch_size=50)
     [saliency] = saliency_maps(FindsCells(), [street()], target, method, settings=settings)
     y, x = np.unravel_index(saliency.still.argmax(), (24, 32))
     rows, columns = PLACES[target]

@@ -190,9 +190,8 @@ def findings_over_time(run: Run | StrPath, thresholds: TrainingThresholds | None
     findings.sort(key=lambda finding: (finding.step if finding.time is None else finding.time, finding.step))
     findings = [_with_severity_of_symptoms(finding, findings, series) for finding in findings]
     findings = with_causes(run, series, thresholds, findings)
-    found = ranked([*map(_of_parts, merged(findings)), *_few_samples(run, series, thresholds)])
-    found.nothing = found.nothing if run.rows else f"{NOTHING_MEASURED}: no step of an optimizer was sampled"
-    return found
+    nothing = "" if run.rows else f"{NOTHING_MEASURED}: no step of an optimizer was sampled"
+    return ranked([*map(_of_parts, merged(findings)), *_few_samples(run, series, thresholds)], nothing)
 
 
 def _with_severity_of_symptoms(finding: TimedFinding, findings: Sequence[TimedFinding], run: RunSeries) -> TimedFinding:
