@@ -84,7 +84,9 @@ class Shown:
                     return cells[name]
                 if of := next((column.of for column in columns or () if column.name == name), None):
                     return of(self)
-            raise AttributeError(f"'{own.__name__}' object has no attribute '{name}'", name=name, obj=self)
+            known = ", ".join(field for field in getattr(own, "__dataclass_fields__", ()) if field[0] != "_")
+            has = f"; it has {known}" if known and name[0] != "_" else ""
+            raise AttributeError(f"'{own.__name__}' object has no attribute '{name}'{has}", name=name, obj=self)
 
     def __post_init__(self) -> None:
         """Let rows in a tuple of a dataclass show themselves as a table."""

@@ -271,7 +271,11 @@ def follow_attention(
         output = model(*inputs)
     if not record.calls:
         exists = "in its pass no softmax weighs values, and no scaled_dot_product_attention runs"
-        raise NoMapError(f"{type(model).__name__} has no attention", exists, "visualize and cam show feature maps")
+        raise NoMapError(
+            f"{type(model).__name__} has no attention",
+            exists,
+            "‹capture|visualize› keeps feature maps",
+        )
     chosen = selected_attention(record.calls, selection)
     return output, [(call, value) for call, value in record.kept if call in chosen]
 

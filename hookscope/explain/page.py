@@ -179,7 +179,8 @@ def draw_saliency(
     The image holds the facts of the map as JSON in ``image.info["hookscope"]``.
 
     Args:
-        saliency: What `saliency_maps` returns; several maps stand one below the other, those of a method on one scale.
+        saliency: What `saliency_maps` returns; several maps stand one below the other. Maps of a method share a
+            scale.
         photograph: The photograph that the input was made of.
         net: The model. A `LoadedModel` says which part of the photograph the network saw, and weights and
             preprocessing; with other models the map covers the whole photograph.

@@ -17,7 +17,7 @@ from torchvision.transforms.functional import gaussian_blur
 
 from hookscope.display import Cells, Picture, Rows, Shown
 from hookscope.drawing import map_png
-from hookscope.errors import InputError, ModelError, UsageError, spelled
+from hookscope.errors import InputError, ModelError, UsageError, kind_of, spelled
 from hookscope.explain.cam import class_activation_maps, progress_counter
 from hookscope.explain.cam_maps import in_place_of, over_picture, picture_in
 from hookscope.explain.cam_methods import gradient_free, method_named, name_methods
@@ -198,6 +198,9 @@ def saliency_maps(
     model, categories = module_of(model), names_of(model, categories)
     method, how = method_named(method, SALIENCY_METHODS)
     settings = settings or SaliencySettings()
+    if not isinstance(settings, SaliencySettings):
+        asked = f"settings must be hookscope.SaliencySettings, not {kind_of(settings)}"
+        raise UsageError(asked, do="write SaliencySettings(samples=5)")
     picture, ready = picture_in(inputs), model
     again = repeated(lambda *given: ready(*given))
 

@@ -119,7 +119,7 @@ def compare_maps(measured: Sequence[Sequence[Faithfulness]], by: str = "road", *
         >>> found.images, len(found.maps)
         (2, 3)
     """
-    if by not in MEASURES:
+    if not isinstance(by, str) or by not in MEASURES:
         raise UsageError(f"maps are not compared by '{by}'", do=f"there are {', '.join(MEASURES)}")
     several = isinstance(measured, Sequence) and not all(isinstance(image, Faithfulness) for image in measured)
     each = measured if several else [measured]

@@ -132,7 +132,7 @@ class Findings(Rows[AnyFinding]):
 
 
 def ranked(findings: Iterable[AnyFinding], nothing: str = "") -> Findings[AnyFinding]:
-    """The findings by severity, the most severe first, or ``nothing``; those of one severity keep their order."""
+    """The findings by severity, the most severe first, or ``nothing``; those alike keep their order."""
     found = Findings(sorted(findings, key=lambda finding: SEVERITIES.index(finding.severity)))
     found.nothing = nothing or found.nothing
     return found

@@ -137,13 +137,13 @@ class CallMapping(Shown, Mapping[str, Any]):
         raise LayerError(f"{self._missing} at index {index}", self._outline())
 
     def _outline(self) -> str:
-        """``kept: 3 calls (indices 0 to 2): conv1, conv2, fc, ...``."""
+        """``kept: 3 calls (indices 0 to 2): conv1, conv2, fc``."""
         if not self._known:
             return self._empty
         indices = [call.index for call in self._known.values() if call.index is not None]
         span = f" (indices {min(indices)} to {max(indices)})" if indices else ""
-        names = ", ".join(map(str, list(self._known.values())[:3]))
-        return f"{self._present}: {counted(len(self._known), 'call')}{span}: {names}, ..."
+        names = listed(list(map(str, self._known.values())), 3)
+        return f"{self._present}: {counted(len(self._known), 'call')}{span}: {names}"
 
 
 @dataclass(frozen=True, repr=False)

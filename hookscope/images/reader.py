@@ -231,6 +231,7 @@ def _name(source: Any) -> str:
         return name if isinstance(name, str) else "<stream>"
     if not isinstance(source, str | os.PathLike):
         do = "give a path, or an image of Pillow where images are taken"
+        do += "; torchvision.transforms.functional.to_pil_image makes one" if hasattr(source, "dtype") else ""
         raise ImageError(f"expected an image, got {kind_of(source)}", do=do)
     return os.fsdecode(source)
 

@@ -13,7 +13,7 @@ from typing import Any, TypeVar, cast
 import torch
 from torch import nn
 
-from hookscope.errors import HookscopeError, InputError, UsageError, kind_of
+from hookscope.errors import HookscopeError, InputError, UsageError, kind_of, nearest
 from hookscope.hooks import AnyModel, module_of, tensors_in
 from hookscope.images import is_picture
 from hookscope.models.loaded import LoadedModel, as_loaded, note_input
@@ -35,7 +35,8 @@ def takes_inputs(function: _Function) -> _Function:
         try:
             given = signature.bind(*args, **kwargs)
         except TypeError as error:
-            raise TypeError(f"{function.__name__}() {error}") from None
+            near = [nearest(name, list(signature.parameters)) for name in kwargs.keys() - signature.parameters]
+            raise TypeError("; ".join(filter(None, [f"{function.__name__}() {error}", *near]))) from None
         model = given.arguments["model"]
         name = model.name if isinstance(model, LoadedModel) else type(module_of(model)).__name__
         inputs = given.arguments["inputs"] = given_inputs(model, given.arguments["inputs"])

@@ -19,6 +19,7 @@ from hookscope.hooks import AnyModel, module_of
 from hookscope.images import AnyImage, ImageWarning, InputImage, as_picture, is_picture
 from hookscope.models.metadata import WeightsMetadata
 from hookscope.models.preprocess import Preprocess
+from hookscope.models.run import model_errors_as_input_errors
 from hookscope.models.transforms import Transforms, usual_transforms
 
 # MViT takes exactly 16 frames; all other video models of torchvision take 16 too.
@@ -211,7 +212,9 @@ class LoadedModel(Shown):
 
     def __call__(self, *inputs: Any) -> Any:
         """What the module returns for tensors, or for an image or its path."""
-        return self.model(*(self.inputs_of(*inputs) if len(inputs) == 1 and is_picture(*inputs) else inputs))
+        inputs = self.inputs_of(*inputs) if len(inputs) == 1 and is_picture(*inputs) else inputs
+        with model_errors_as_input_errors(self.name, inputs):
+            return self.model(*inputs)
 
     def __getattr__(self, name: str) -> Any:
         found = name[:1] != "_" and hasattr(self.__dict__.get("model"), name)

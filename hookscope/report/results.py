@@ -247,6 +247,7 @@ _FINDINGS: Mapping[type, Callable[..., list[Any]]] = {
     RunningStatistics: statistics_findings,
     ParameterStatistics: parameter_findings,
     GradientReport: diagnose_gradients,
+    Inspection: lambda inspection: inspection.places,
     Run: lambda runs, **options: findings_over_time(runs[-1], **options),
 }
 
@@ -256,7 +257,7 @@ def diagnose(result: Any, **options: Any) -> Rows[Any]:
 
     Args:
         result: A `StatisticsCollector` or its ``totals``; what `parameter_statistics` or `layer_gradients` returns; a
-            `Monitor`, the path of a log, or what `read_runs` returns, whose last run is taken.
+            `Monitor`, the path of a log, or what `read_runs` returns, whose last run is taken; of `inspect` the places.
         options: ``thresholds``; ``stops``, ``anomaly`` and ``looked_for_anomaly`` of gradients.
 
     Raises:

@@ -263,7 +263,11 @@ class OwnLoss:
 
     def of(self, output: Any, what: str = "the model") -> tuple[Tensor, tuple[Prediction, ...]]:
         """The value of the loss, in the graph of ``output``, and no classes."""
-        value = self.function(output)
+        try:
+            value = self.function(output)
+        except TypeError as error:
+            do = "give a function of the output alone: lambda output: F.cross_entropy(output, labels)"
+            raise UsageError(f"the loss '{self.name}' failed: {describe_error(error)}", do=do) from error
         if not isinstance(value, torch.Tensor):
             returned = type(value).__name__
         elif value.numel() != 1:
