@@ -776,6 +776,7 @@ _warning(
         ),
         "little": _as_note("The network may have been trained on images that were prepared in another way.", ""),
         "large": _as_note("Most networks take values within 3 of 0; this one may be made for larger ones.", ""),
+        "stated": _as_note("The images are prepared in another way than the model says.", ""),
     },
 )
 _error(

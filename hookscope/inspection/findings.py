@@ -324,6 +324,7 @@ def _outlier(full: str, sizes: Tensor, what: str) -> Iterator[Finding]:
         yield CATALOGUE["outlier-weights"].finding(full, text, channels=(channel,), numbers=numbers)
 
 
+_STATED = 0.5  # what the model states is preferred to what fits up to twice as well
 _BGR, _BETTER_COLOURS = "with red and blue exchanged", 2.0  # which changes an input little
 _OTHERS: Mapping[str, Callable[[Tensor], Tensor]] = {
     "divided by 255, with ImageNet's mean and std": lambda x: (x / 255 - _MEAN.to(x)) / _STD.to(x),
@@ -341,6 +342,7 @@ def _input(evidence: InspectionEvidence, drifts: Sequence[Finding]) -> Iterator[
     """Whether the first BatchNorms would fit the inputs if these were prepared in another way."""
     kind = CATALOGUE["input-mismatch"]
     yield from _pictures(evidence)
+    preprocess = evidence.net.preprocess
     images = [tensors[0] for tensors in evidence.inputs if len(tensors) == 1 and tensors[0].dim() == 3]
     if len(images) != len(evidence.inputs) or any(len(image) != 3 for image in images):
         return
@@ -350,6 +352,9 @@ def _input(evidence: InspectionEvidence, drifts: Sequence[Finding]) -> Iterator[
         if max(-low, high) > _LARGE_INPUT:
             text = f"the values of the input go from {low:.3g} to {high:.3g}"
             yield kind.finding("", text, "large", numbers={"low": low, "high": high, "times": high / _LARGE_INPUT})
+        elif preprocess.stated:
+            text = f"the model states {preprocess.stated.describe()}, and these images have {preprocess.describe()}"
+            yield kind.finding("", text, "stated")
         return
     now = _fit(norms)
     if (
@@ -359,11 +364,11 @@ def _input(evidence: InspectionEvidence, drifts: Sequence[Finding]) -> Iterator[
     ):
         return
     first = [norm.layer for norm in norms]
-    others, preprocess = dict(_OTHERS), evidence.net.preprocess
+    others = dict(_OTHERS)
     if preprocess.stated:
         others[f"with what the model states ({preprocess.stated.describe()})"] = preprocess.as_stated
     fits = {words: _fit(_drifts_of(evidence, first, other)) for words, other in others.items()}
-    best = min(fits, key=lambda words: fits[words])
+    best = min(fits, key=lambda words: fits[words] * (1 if words in _OTHERS else _STATED))
     if fits[best] * (_BETTER_COLOURS if best == _BGR else _BETTER) < now and fits[best] < _POOR:
         text = f"{best}, the images fit the first BatchNorms {now / fits[best]:.2g} times better"
         numbers = {"low": low, "high": high, "drift": now, "other": fits[best], "times": now / fits[best] / _BETTER}

@@ -60,6 +60,7 @@ _SPREADS = {
     "attention-axis",
 }
 """Findings that change what every later layer computes."""
+_STORED = {"never-updated", "negative-variance"}  # of buffers, which follow from nothing before them
 
 
 @dataclass
@@ -211,9 +212,8 @@ def _causes(evidence: InspectionEvidence, findings: Sequence[Finding]) -> list[_
             own.findings.append(finding)
             own.weights += [finding] * (finding.layer in parameters)
             continue
-        weak = finding.finding == "sudden-drift"  # it may matter after a drift that is hardly one
-        source = next((cause for cause in causes if cause.spreads and not (weak and cause.is_weak)), None)
-        if source is not None and finding.layer not in parameters:
+        source = next((cause for cause in causes if cause.spreads and not cause.is_weak), None)
+        if source is not None and finding.layer not in parameters and finding.finding not in _STORED:
             source.after.append(finding)
         else:
             causes.append(_Cause(at(finding), layer, [finding], [finding] * (finding.layer in parameters)))

@@ -20,6 +20,7 @@ from hookscope.inspection.facts import InspectionEvidence
 
 _FEW_OTHERS = 4  # of one class, for each that is unlike them
 _LARGE_EPS, _TIMES_EPS = 1e-2, 100.0
+_TIMES_SCALE = 30.0  # last norms of trained transformers have up to ten times the usual scale
 _ROUNDED, _FEW_ROUNDED = default("rounded-weights", "values"), default("rounded-weights", "few_weights")
 _LARGE_BIAS, _PRUNED = default("outlier-layer", "large_bias"), default("rounded-weights", "zeros")
 _NEIGHBOURS = default("unordered-positions", "neighbours")
@@ -52,6 +53,12 @@ def _norms(model: nn.Module) -> Iterator[Finding]:
             text = f"its scale is exactly 1 and its shift exactly 0, and {others} have other values"
             for name in names:
                 yield CATALOGUE["initial-weights"].finding(f"{name}.weight", text, "norm")
+        weights = {name: module.weight for name, module in norms.items() if isinstance(module.weight, Tensor)}
+        scales = {name: float(as_float(weight.detach()).abs().median()) for name, weight in weights.items()}
+        usual = float(np.median([*scales.values()])) if scales else 0.0
+        for name in (name for name, scale in scales.items() if scale > _TIMES_SCALE * usual > 0):
+            text = f"its scales are {scales[name] / usual:.3g} times the scales of the other layers of its kind"
+            yield CATALOGUE["outlier-layer"].finding(f"{name}.weight", text, "alone")
         sizes = {name: float(eps) for name, module in norms.items() if (eps := getattr(module, "eps", None))}
         usual = float(np.median([*sizes.values()])) if sizes else 0.0
         odd = [name for name, eps in sizes.items() if eps >= max(_LARGE_EPS, _TIMES_EPS * usual)]

@@ -119,7 +119,7 @@ class ParameterStatistics(Shown):
         filter_norm_min: Least norm of the filters without NaN and Inf.
         filter_norm_mean: Mean norm of the same filters.
         filter_norm_max: Largest norm of the same filters.
-        dead_filters: Numbers of dead filters, see `ParameterThresholds`; of a normalisation, of its scales that are 0.
+        dead_filters: Numbers of dead filters, see `ParameterThresholds`; of other layers, rows or scales that are 0.
         duplicate_filters: Groups of duplicate filters, see `duplicate_filters`; None for more than 16,384 filters.
         collapsed: Collapsed channels of a running variance.
         eps: The layer's eps, for running statistics.
@@ -249,12 +249,13 @@ def _constant(row: ParameterStatistics, thresholds: ParameterThresholds) -> Find
 
 @parameter_rule(CATALOGUE["dead-filters"])
 def _dead(row: ParameterStatistics, thresholds: ParameterThresholds) -> Finding | None:
-    filters = row.filters or row.shape[0]  # of a normalisation its scales
+    filters = row.filters or row.shape[0]  # of a normalisation its scales, of a Linear layer its rows
     if not (dead := row.dead_filters) or len(dead) == filters:
         return None
     have = "has" if len(dead) == 1 else "have"
     below = f"a norm of 0, or below {thresholds.dead_norm:g} of the layer's median"
-    what = f"{counted(filters, 'filter')} {have} {below}" if row.filters else f"{filters} scales {have} the value 0"
+    kind = "scales" if len(row.shape) == 1 else "rows"
+    what = f"{counted(filters, 'filter')} {have} {below}" if row.filters else f"{filters} {kind} {have} no value but 0"
     return CATALOGUE["dead-filters"].finding(
         row.name,
         f"{len(dead)} of {what}: {listed(dead)}",

@@ -288,8 +288,10 @@ def _has_statistics(module: nn.Module) -> bool:
 def _layer_facts(module: Any, name: str, tensor: Tensor, thresholds: ParameterThresholds) -> dict[str, Any]:
     if name == "weight" and is_convolution(module):
         return _filter_facts(module, tensor, thresholds)
-    if name == "weight" and "Norm" in type(module).__name__ and tensor.dim() == 1 and (tensor == 0).any():
-        return {"dead_filters": tuple((tensor == 0).nonzero()[:, 0].tolist())}
+    is_norm = "Norm" in type(module).__name__ and tensor.dim() == 1
+    if name == "weight" and (is_norm or (isinstance(module, nn.Linear) and tensor.dim() == 2)):
+        dead = (tensor.reshape(len(tensor), -1) == 0).all(1).nonzero()[:, 0].tolist()
+        return {"dead_filters": tuple(dead)} if dead else {}
     if name not in ("running_mean", "running_var") or not _has_statistics(module):
         return {}
     eps = float(getattr(module, "eps", 1e-5))

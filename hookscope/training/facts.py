@@ -50,7 +50,8 @@ class SegmentFacts:
     no_grad: dict[int, weakref.ref[nn.Module]] = field(default_factory=dict)  # that ran so, by ``id``
     ran: set[int] = field(default_factory=set)  # modules that ran with gradients, by ``id``
     loss: dict[str, Any] = field(default_factory=dict)  # see `loss_facts`
-    after: tuple[int, list[Tensor]] | None = None  # gradients after the first backward pass, and the smallest norms
+    # the parameters, by ``id``, with a gradient after the first backward pass, and the norms of the smallest gradients
+    after: tuple[set[int], dict[int, Tensor]] | None = None
 
 
 class StepFacts:
@@ -173,9 +174,9 @@ class StepFacts:
         facts = self._now()
         if facts.backwards != 1:
             return
-        gradients = [p.grad for p in self._known_parameters() if p.grad is not None]
-        smallest = sorted(gradients, key=Tensor.numel)[:_SMALLEST]
-        facts.after = len(gradients), [norm(gradient) for gradient in smallest]
+        gradients = {id(p): p.grad for p in self._known_parameters() if p.grad is not None}
+        smallest = sorted(gradients, key=lambda key: gradients[key].numel())[:_SMALLEST]
+        facts.after = {*gradients}, {key: norm(gradients[key]) for key in smallest}
 
     def _find_stale(self, tracked: TrackedOptimizer) -> None:
         """Keep the gradients from before the last step that were not set to 0 since."""
@@ -260,8 +261,10 @@ class StepFacts:
         begun = [facts for facts in self._segments if facts.segment >= tracked.since]
         latest = next((facts for facts in reversed(begun) if facts.backwards), None)
         stale = self._stale.get(tracked.number)
-        after = latest.after if latest else None
-        scalars = FetchedScalars(after[1] if after else [])
+        own = {id(p) for p in tracked.parameters()}
+        after, sizes = (latest and latest.after) or (None, {})
+        sizes = {key: size for key, size in sizes.items() if key in own}
+        scalars = FetchedScalars(sizes.values())
         has_run = any(model.number in facts.trains for facts in begun for model in step.models)
         models = step.models if has_run else self._models.models  # the optimizer may hold another model by mistake
         return {
@@ -269,8 +272,10 @@ class StepFacts:
             "loss": loss,
             "backwards": sum(facts.backwards for facts in begun),
             **gradients,
-            "gradients_after_backward": None if after is None else after[0],
-            "zero_after_backward": None if after is None else all(scalars[size] == 0 for size in after[1]),
+            "gradients_after_backward": None if after is None else len(after & own),
+            "zero_after_backward": None
+            if after is None
+            else bool(sizes) and not any(map(scalars.__getitem__, sizes.values())),
             "stale_gradients": None if stale is None else len(stale),
             **self._tap.clipping,
             **self._scaling(),

@@ -1,5 +1,6 @@
 """Faults planted into trained networks are reported first; sound networks have only notes."""
 
+import copy
 import random
 from dataclasses import replace
 from pathlib import Path
@@ -217,6 +218,32 @@ def test_the_mean_and_std_that_the_model_states_are_tried(normalised: Loaded) ->
     found = network_findings(faults.recorded(replace(loaded, preprocess=changed), images))
     [mismatch] = [finding for finding in found if finding.finding == "input-mismatch"]
     assert f"with what the model states ({loaded.preprocess.transforms.values.describe()})" in mismatch.evidence
+
+
+def test_values_that_were_not_loaded_do_not_follow_from_a_small_drift_before_them(normalised: Loaded) -> None:
+    loaded, inputs = normalised
+    norms = faults.batch_norms(loaded.model)
+    net = copy.deepcopy(loaded.model)
+    early: Any = net.get_submodule(norms[1])
+    early.running_var *= 1.6
+    late: Any = net.get_submodule(norms[-2])
+    late.running_mean.zero_()
+    late.running_var.fill_(1)
+    places = find_places(faults.evidence_of(net, inputs))
+    [place] = [place for place in places if place.kind == "never-updated"]
+    assert (place.layer, place.severity) == (norms[-2], "warning")
+
+
+def test_scales_of_a_norm_far_above_the_others_and_rows_of_zeros_are_named() -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Flatten(), *(nn.Sequential(nn.Linear(12, 12), nn.LayerNorm(12)) for _ in range(6)))
+    for block in net[1:]:
+        nn.init.normal_(block[1].weight, 1, 0.1)
+        nn.init.normal_(block[1].bias, 0, 0.1)
+    net[6][1].weight.data *= 100
+    net[3][0].weight.data[2] = 0
+    found = {(place.kind, place.layer) for place in find_places(faults.evidence_of(net.eval(), torch.randn(4, 3, 2, 2)))}
+    assert {("outlier-layer", "6.1.weight"), ("dead-filters", "3.0.weight")} <= found
 
 
 def test_what_a_layer_does_in_its_second_call_follows_from_the_cause_before_it(shapes: Loaded) -> None:

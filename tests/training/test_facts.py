@@ -152,6 +152,20 @@ def test_gradients_of_another_loss_that_are_cleared_before_its_own_are_not_stale
     assert {facts.get("stale_gradients", 0) for facts in monitor.facts} == {0}
 
 
+def test_only_the_gradients_of_an_optimizers_own_parameters_count_as_cleared() -> None:
+    """The loss of the generator does not reach it, and leaves gradients in the discriminator."""
+    one, other = nn.Linear(2, 2), nn.Linear(2, 1)
+    optimizers = [torch.optim.SGD(net.parameters(), 0.1) for net in (other, one)]
+    with Monitor(every=1) as monitor:
+        for _ in range(3):
+            for optimizer in optimizers:
+                optimizer.zero_grad()
+                other(one(torch.ones(3, 2)).detach()).mean().backward()
+                optimizer.step()
+    after = [(facts["optimizer"], facts["gradients_after_backward"]) for facts in monitor.facts]
+    assert after == [(0, 2), (1, 0)] * 3
+
+
 @pytest.mark.parametrize("name", ["clip_grad_norm_", "clip_grad_value_"])
 def test_the_last_clipping_of_a_step_and_the_gradient_that_it_left(name: str) -> None:
     original = getattr(nn.utils, name)
