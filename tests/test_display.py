@@ -205,7 +205,7 @@ def test_an_inspection_says_the_answer_and_the_places(net: LoadedModel) -> None:
     rows = Cells(inspection._repr_html_()).rows
     [seen] = [cell for name, cell in (row for row in rows if len(row) == 2) if name == "image 2"]
     best = inspection.images[2].predictions[0]
-    assert seen.startswith(f"{STAR}: star {best.probability:.1%}") and ["more images", "1"] in rows
+    assert seen.startswith(f"{STAR.name}: star {best.probability:.1%}") and ["more images", "1"] in rows
     assert [row[-1] for row in rows if len(row) > 2][1:] == [place.reason for place in inspection.places]
     assert "array(" not in repr((inspection, inspection.layers[0], inspection.images[0]))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -213,8 +214,8 @@ class Inspection(Shown, rows="places"):
         if self.is_random:
             cells["warning"] = "the weights are random: this network knows nothing"
         for number, image in enumerate(self.images[:_MOST_IMAGES]):
-            best = [f"{p.name} {p.probability:.1%}" for p in image.predictions[:3]]
-            cells[f"image {number}"] = ": ".join(filter(None, [image.name, ", ".join(best)]))
+            best = [f"{p.name} {p.probability:.1%}" for p in image.predictions[: 3 if len(self.images) == 1 else 1]]
+            cells[f"image {number}"] = ": ".join(filter(None, [os.path.basename(image.name), ", ".join(best)]))
             cells[f"Grad-CAM {number}"] = image._cells()["picture"]
         left = len(self.images) - _MOST_IMAGES
         return cells | ({"more images": left} if left > 0 else {})

@@ -397,15 +397,15 @@ def fitting_error(
 ) -> WeightsError:
     """The error for a checkpoint of another architecture: which keys differ, and which prefix or model would fit."""
     own = _shapes(model.state_dict())
-    matching = len(_fitting(own, state))
-    missing = [key for key in own if key not in state and not key.endswith(_MAY_LACK)]
+    matching, needed = len(_fitting(own, state)), [key for key in own if key in state or not key.endswith(_MAY_LACK)]
+    missing = [key for key in needed if key not in state]
     shapes = [
         f"{key} is {_size(state[key].shape)} in the file and {_size(own[key])} in the model"
         for key in own
         if key in state and tuple(state[key].shape) != own[key]
     ]
     parts = {"missing": missing, "unexpected": [key for key in state if key not in own], "other shapes": shapes}
-    exists = [f"{matching} of {len(own)} keys of the model match, and the file has {len(state)}"]
+    exists = [f"{matching} of {len(needed)} keys of the model match, and the file has {len(state)}"]
     exists += [f"{len(keys)} {what}: {listed(keys, 2)}" for what, keys in parts.items() if keys]
     for prefix in _prefixes(own, state)[:1]:
         if (count := len(_fitting(own, prefix.applied(state)))) > matching:

@@ -242,7 +242,9 @@ def test_scales_of_a_norm_far_above_the_others_and_rows_of_zeros_are_named() -> 
         nn.init.normal_(block[1].bias, 0, 0.1)
     net[6][1].weight.data *= 100
     net[3][0].weight.data[2] = 0
-    found = {(place.kind, place.layer) for place in find_places(faults.evidence_of(net.eval(), torch.randn(4, 3, 2, 2)))}
+    found = {
+        (place.kind, place.layer) for place in find_places(faults.evidence_of(net.eval(), torch.randn(4, 3, 2, 2)))
+    }
     assert {("outlier-layer", "6.1.weight"), ("dead-filters", "3.0.weight")} <= found
 
 

@@ -170,7 +170,7 @@ def test_batch_norms_without_statistics_keep_theirs(load: Callable[..., Any]) ->
         ),
         (
             {"a": torch.ones(3)},
-            "0 of 16 keys of the model match, and the file has 1;"
+            "0 of 10 keys of the model match, and the file has 1;"
             " 10 missing: stem.0.weight, stem.0.bias and 8 more; 1 unexpected: a",
         ),
     ],

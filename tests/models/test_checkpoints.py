@@ -142,7 +142,7 @@ def test_weights_that_are_not_finite_are_noted(save: Callable[..., str], squeeze
 def test_another_architecture_or_a_part_of_a_model_is_refused(save: Callable[..., str], squeezenet: State) -> None:
     text = refused(save(squeezenet), "resnet18")
     start = (
-        "own.pth does not fit resnet18; 0 of 122 keys of the model match, and the file has 52; "
+        "own.pth does not fit resnet18; 0 of 62 keys of the model match, and the file has 52; "
         "62 missing: conv1.weight, bn1.weight and 60 more; "
     )
     assert f"{start}52 unexpected: features.0.weight, features.0.bias and 50 more; " in text
