@@ -209,7 +209,7 @@ def _other_held(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[C
     for name, a, b in both:
         layer, _, own = name.rpartition(".")
         times, number = far.get(name, 0.0) if usual <= 1 else 0.0, "weights"
-        said = f"{f'its {own}' if layer else 'it'} differs from the reference by {times * _OTHER:.0%}"
+        said = f"{f'its {own}' if layer else 'it'} differs from the reference by about {times * _OTHER:.0%}"
         if isinstance(a, str) and a != b and own != "inplace":  # which changes no value
             times, number, said = 1.01, "settings", f"its {own} is {b}, and {a} in the reference"  # alone it is a note
         if times > 1 and (number == "settings" or times > 5 * usual):

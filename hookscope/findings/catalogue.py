@@ -717,6 +717,7 @@ _error(
             "One step overwrites the weights.", "Lower the learning rate: Adam usually takes 1e-3, SGD 0.1 to 0.001."
         ),
         "decay": Case("The decay is stronger than what is learned.", "Use a weight decay of 1e-4 to 0.05."),
+        "new": _as_warning("Each new optimizer begins without momentum and moments.", "Make it once, before the loop."),
     },
 )
 _error(

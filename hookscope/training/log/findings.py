@@ -163,6 +163,7 @@ _FOLLOW = ("dead-channels", "constant-output", "vanishing-activations", "saturat
 _DIVERGENCE = ("non-finite", "loss-rises", "dead-layer", "dead-channels", "constant-output")
 _LEADS_TO = {"update-too-large": _DIVERGENCE, "exploding-gradient": _DIVERGENCE}
 """What may follow from a finding."""
+_MANY_OPTIMIZERS = 10  # with one step each
 _UNCHANGED = ("no-update", "no-gradient", "frozen")  # each says why a weight does not change
 
 _Intervals = Mapping[str, Sequence[FindingInterval]]
@@ -365,5 +366,8 @@ def _few_samples(run: Run, series: RunSeries, thresholds: TrainingThresholds) ->
         text += "; there were no more"
     elif run.end is not None:
         text += spelled(f"; sample more often, ‹every={every}|--every {every}›")
+    name, case = "few-samples", ""
+    if len(series.losses) > _MANY_OPTIMIZERS and len(most.steps) == 1:
+        name, case, text = "optimizer-settings", "new", f"{len(series.losses)} optimizers made one step each"
     numbers, when = {"sampled": sampled, "steps": steps, "every": every}, (last, last, float(most.times[-1]), True)
-    yield timed_finding("few-samples", text, when, numbers=numbers, optimizer=most.optimizer)
+    yield timed_finding(name, text, when, case, numbers=numbers, optimizer=most.optimizer)

@@ -63,6 +63,18 @@ def named(findings: list[TimedFinding]) -> list[tuple[str, str]]:
     return [(finding.finding, finding.layer) for finding in findings]
 
 
+def test_a_new_optimizer_in_each_step_is_named() -> None:
+    net, x = nn.Linear(2, 2), torch.ones(3, 2)
+    with Monitor(every=1) as monitor:
+        for _ in range(12):
+            optimizer = torch.optim.Adam(net.parameters(), 1e-3)
+            optimizer.zero_grad()
+            net(x).square().mean().backward()
+            optimizer.step()
+    found = [(finding.finding, finding.severity, finding.evidence) for finding in findings_over_time(monitor.run)]
+    assert ("optimizer-settings", "warning", "12 optimizers made one step each") in found
+
+
 @pytest.mark.parametrize("rate", [0.05, 0.001])
 def test_a_sound_run_has_no_finding_however_often_it_is_sampled(rate: float) -> None:
     model = net()
