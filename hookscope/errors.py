@@ -227,9 +227,9 @@ def near_misses(name: str, names: Iterable[str], count: int = 3) -> list[str]:
     by_lower: dict[str, str] = {}
     for candidate in names:
         by_lower.setdefault(candidate.lower(), candidate)
-    if initials := [by_lower[lower] for lower in by_lower if "".join(re.findall(r"\b\w", lower)) == name.lower()]:
-        return initials[:count]
-    return [by_lower[lower] for lower in difflib.get_close_matches(name.lower(), by_lower, n=count, cutoff=0.5)]
+    close = difflib.get_close_matches(name.lower(), by_lower, n=count, cutoff=0.5)
+    initials = [lower for lower in by_lower if "".join(re.findall(r"\b\w", lower)) == name.lower()]
+    return [by_lower[lower] for lower in close or initials[:count]]
 
 
 def nearest(name: str, names: Sequence[str], count: int = 3) -> str:

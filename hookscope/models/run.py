@@ -117,8 +117,8 @@ def forward_error(model: str, inputs: Any, error: Exception) -> InputError:
         advice = ["give a tensor, not a list: torch.stack makes one of several"]
     if "channels" in cause:
         advice = [
-            "give an input of that many channels‹|: --preprocess file.py:function›; of an image"
-            "‹, preprocess=function of load_model|, the function› makes them"
+            "give ‹an input of that many channels, or preprocess=function to load_model|--preprocess file.py:function›,"
+            " which makes that many channels of an image"
         ]
     if isinstance(inputs, tuple) and any(
         isinstance(value, Tensor) and value.dim() == 3 and len(value) in (1, 3) for value in inputs

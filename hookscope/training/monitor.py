@@ -16,10 +16,8 @@ from hookscope import statistics  # loaded for a reference alone, see there
 from hookscope._version import __version__
 from hookscope.errors import LayerError, ModelError, UsageError, check_whole, first_line, nearest
 from hookscope.hooks import AnyModel, Layers, Selection, module_of, select_types
-from hookscope.models import as_loaded
 from hookscope.system import StrPath
 from hookscope.training.log.file import Run, RunLog, read_runs
-from hookscope.training.log.findings import findings_over_time
 from hookscope.training.optimizers import Optimizers, parameters_of
 from hookscope.training.output import RunProgress, WatcherOutput, has_failed
 from hookscope.training.reference import LastInputs
@@ -193,12 +191,16 @@ class Monitor(RunProgress):
         return f"Monitor({model}: {self.sampled} of {self.steps} steps sampled; {told})"
 
     def _repr_html_(self) -> str:
+        from hookscope.training.log.findings import findings_over_time  # in a notebook only
+
         found = findings_over_time(self.run)._repr_html_() if hasattr(self, "_output") else ""
         return f"<p>{html.escape(repr(self))}</p>{found}"
 
     def __enter__(self) -> Self:
         super().__init__()  # a second run starts from 0
         if self._model is not None:
+            from hookscope.models import as_loaded  # a watched script need not load it
+
             as_loaded(self._model)  # refuses one on the meta device
         models = ModelTracker(self._model, self._choice)
         for model in models.models:
