@@ -192,7 +192,10 @@ def findings_over_time(run: Run | StrPath, thresholds: TrainingThresholds | None
     findings = [_with_severity_of_symptoms(finding, findings, series) for finding in findings]
     findings = with_causes(run, series, thresholds, findings)
     nothing = "" if run.rows else f"{NOTHING_MEASURED}: no step of an optimizer was sampled"
-    return ranked([*map(_of_parts, merged(findings)), *_few_samples(run, series, thresholds)], nothing)
+    return ranked(
+        [*map(_of_parts, merged(findings)), *(_new_optimizers(series) or _few_samples(run, series, thresholds))],
+        nothing,
+    )
 
 
 def _with_severity_of_symptoms(finding: TimedFinding, findings: Sequence[TimedFinding], run: RunSeries) -> TimedFinding:
@@ -353,6 +356,16 @@ def _other_layers(
     return f"{text}, worst in '{worst.layer.label}' at step {worst.worst_step:,}: {words}"
 
 
+def _new_optimizers(series: RunSeries) -> list[TimedFinding]:
+    """A finding where each step has an optimizer of its own."""
+    losses = series.losses
+    if len(losses) <= _MANY_OPTIMIZERS or any(len(loss.steps) > 1 for loss in losses):
+        return []
+    step, time = int(losses[0].steps[-1]), float(losses[0].times[-1])
+    text, numbers = f"{len(losses)} optimizers made one step each", {"optimizers": len(losses)}
+    return [timed_finding("optimizer-settings", text, (step, step, time, True), "new", numbers=numbers)]
+
+
 def _few_samples(run: Run, series: RunSeries, thresholds: TrainingThresholds) -> Iterator[TimedFinding]:
     """A finding where fewer steps were sampled than a finding needs; none where NaN or Inf stopped the run."""
     most = max(series.losses, key=lambda loss: len(loss.steps), default=None)
@@ -366,8 +379,5 @@ def _few_samples(run: Run, series: RunSeries, thresholds: TrainingThresholds) ->
         text += "; there were no more"
     elif run.end is not None:
         text += spelled(f"; sample more often, ‹every={every}|--every {every}›")
-    name, case = "few-samples", ""
-    if len(series.losses) > _MANY_OPTIMIZERS and len(most.steps) == 1:
-        name, case, text = "optimizer-settings", "new", f"{len(series.losses)} optimizers made one step each"
     numbers, when = {"sampled": sampled, "steps": steps, "every": every}, (last, last, float(most.times[-1]), True)
-    yield timed_finding(name, text, when, case, numbers=numbers, optimizer=most.optimizer)
+    yield timed_finding("few-samples", text, when, numbers=numbers, optimizer=most.optimizer)
