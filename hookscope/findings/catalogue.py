@@ -670,7 +670,7 @@ _warning(
             "Use cross_entropy on logits, or log_softmax before nll_loss.",
         ),
         "divergence": _as_error(
-            "kl_div takes log-probabilities, and falls below 0 else.", "Give log_softmax(x, dim=1)."
+            "kl_div takes log-probabilities; with other inputs it falls below 0.", "Give log_softmax(x, dim=1)."
         ),
         "targets": _as_error("This loss takes targets from 0 to 1.", "Give 0 and 1; for classes use cross_entropy."),
         "pairs": _as_error("The outputs all go to the mean of the targets.", "Give both one shape: output.squeeze(1)."),

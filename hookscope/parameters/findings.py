@@ -254,8 +254,12 @@ def _dead(row: ParameterStatistics, thresholds: ParameterThresholds) -> Finding 
         return None
     have = "has" if len(dead) == 1 else "have"
     below = f"a norm of 0, or below {thresholds.dead_norm:g} of the layer's median"
-    kind = "scales" if len(row.shape) == 1 else "rows"
-    what = f"{counted(filters, 'filter')} {have} {below}" if row.filters else f"{filters} {kind} {have} no value but 0"
+    kind = "scales" if len(row.shape) == 1 else "rows of weights"
+    what = (
+        f"{counted(filters, 'filter')} {have} {below}"
+        if row.filters
+        else f"{filters} {kind} {'is' if len(dead) == 1 else 'are'} 0"
+    )
     return CATALOGUE["dead-filters"].finding(
         row.name,
         f"{len(dead)} of {what}: {listed(dead)}",
