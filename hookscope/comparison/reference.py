@@ -148,7 +148,8 @@ def against_reference(now: SavedStatistics, reference: SavedStatistics) -> Again
         words += f" ({counted(now.totals.images, 'image')} now, {images} in the reference)"
         return AgainstReference(tuple(shifts), None, words, now.totals.images, images)
     said = [each for each in out if each.said and each.number not in ("settings", "shares")]
-    first = said[0] if said and out[0].times < _SURE else out[0]  # few images may show a little by chance
+    calls = [each for each in out if each.number != "settings" or each.key != MODEL]  # where a setting acts is unknown
+    first = said[0] if said and out[0].times < _SURE else [*calls, *out][0]  # few images may show a little by chance
     at = len({shift.key for shift in shifts[: shifts.index(first)] if shift.times <= 1} - {first.key})
     old, new = (side.get(INPUT_CALL) for side in (before, after))
     if (
@@ -163,6 +164,7 @@ def against_reference(now: SavedStatistics, reference: SavedStatistics) -> Again
         with_weights = (each for each in shifts if each.reference in pairs and before[each.reference].parameters)
         case = "first" if next(with_weights, None) is first and INPUT_CALL in before else first.number
         text = f"{_words(first)}, and {counted(at, 'call')} before it {'is' if at == 1 else 'are'} in range"
+    text += "".join(f"; of the model, {each.said}" for each in out if each not in calls and each is not first)
     later = len({shift.key for shift in out[out.index(first) :]} - {first.key})
     text += f"; {counted(later, 'later call')} left it too" if later else ""
     severity = "note" if max(each.times for each in out) < _SURE else CATALOGUE["left-range"].severity
@@ -213,7 +215,8 @@ def _other_held(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[C
         if isinstance(a, str) and a != b and own != "inplace":  # which changes no value
             times, number, said = 1.01, "settings", f"its {own} is {b}, and {a} in the reference"  # alone it is a note
         if times > 1 and (number == "settings" or times > 5 * usual):
-            yield CallShift(Call(layer or name, number, 0, None), layer, 0.0, times, number, said=said)
+            owner = layer or name * (number == "weights")
+            yield CallShift(Call(owner, number, 0, None), layer, 0.0, times, number, said=said)
 
 
 def _pairs(a: Mapping[str, CallRange], b: Mapping[str, CallRange]) -> Iterator[tuple[CallRange, CallRange]]:

@@ -13,7 +13,7 @@ from torch import nn
 
 from hookscope.comparison import AgainstReference, against_reference, check_shifts
 from hookscope.errors import InputError
-from hookscope.hooks import Call
+from hookscope.hooks import MODEL, Call
 from hookscope.inspection import inspect
 from hookscope.models import as_loaded
 from hookscope.statistics import SavedStatistics, StatisticsCollector, held_by, load_statistics, save_statistics
@@ -301,6 +301,19 @@ def test_a_setting_that_is_another_is_a_note() -> None:
     assert found.finding is not None and (found.finding.layer, found.finding.severity) == ("1", "note")
     assert "its eps is 0.0001, and 1e-05 in the reference" in found.finding.evidence
     assert not check_shifts(found).broken
+
+
+def test_a_setting_of_the_model_itself_does_not_hide_the_layer_that_it_changes() -> None:
+    model = net()
+    model.slope = 0
+    reference = saved(model, images(48, 0))
+    model.slope = 3
+    found = against(model, images(8, 7), reference)
+    assert found.finding is not None and (found.finding.layer, found.finding.severity) == (MODEL, "note")
+    model[3].weight.data *= 2
+    found = against(model, images(8, 7), reference)
+    assert found.finding is not None and (found.finding.layer, found.finding.severity) == ("3", "error")
+    assert "; of the model, its slope is 3, and 0 in the reference" in found.finding.evidence
 
 
 class Head(nn.Module):
