@@ -619,6 +619,13 @@ _warning(
     "The model has not learned targets this large: outputs begin near 0, and gradients grow with the targets.",
     "Scale the targets to zero mean and unit size, and scale outputs back; or train on their logarithm.",
     Threshold("large_target", 100.0, "chosen: root mean square; scaled targets have 1"),
+    Threshold("beyond", 0.25, "chosen: of the root mean square, how far targets lie outside the range of the outputs"),
+    cases={
+        "out of range": Case(
+            "The model can never output some of its targets.",
+            "End the model with a linear layer, or scale the targets into the range of its outputs.",
+        )
+    },
 )
 _warning(
     "input-constant",
@@ -671,6 +678,11 @@ _warning(
         ),
         "divergence": _as_error(
             "kl_div takes log-probabilities; with other inputs it falls below 0.", "Give log_softmax(x, dim=1)."
+        ),
+        "logarithm": _as_error(
+            "A probability may round to 0, and the logarithm of 0 is -Inf.",
+            "Use cross_entropy on logits, or log_softmax; after a sigmoid, logsigmoid or"
+            " binary_cross_entropy_with_logits.",
         ),
         "targets": _as_error("This loss takes targets from 0 to 1.", "Give 0 and 1; for classes use cross_entropy."),
         "pairs": _as_error("The outputs all go to the mean of the targets.", "Give both one shape: output.squeeze(1)."),

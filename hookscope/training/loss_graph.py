@@ -44,6 +44,8 @@ def loss_facts(roots: Sequence[Tensor]) -> dict[str, Any]:
     facts: dict[str, Any] = {"loss_without_graph": all(node is None for node in nodes)}
     for node in islice(graph_nodes(nodes), _MOST_NODES):
         facts |= _divergence(node)
+        if _name(node) == "Log" and _name(before := _before(node)) in ("Softmax", "Sigmoid"):
+            facts["log_input"] = _name(before)
         if "loss_shapes" in facts or ("loss_function" in facts and "target_size" not in facts):
             continue
         if pairs := _pairs(node):
@@ -142,7 +144,7 @@ def _before(node: Any, place: int = 0) -> Any:
 
 
 def _name(node: Any) -> str:
-    return str(node.name()).rpartition("::")[2].partition("Backward")[0]
+    return "" if node is None else str(node.name()).rpartition("::")[2].partition("Backward")[0]
 
 
 def divisor_of(roots: Sequence[Tensor]) -> float:

@@ -71,13 +71,13 @@ class Monitor(RunProgress):
     ``clip_function``, ``clip_limit``, ``clip_scaled``; ``loss_scale``, ``first_loss_scale``; ``loss_function``,
     ``loss_input`` (the operation before it), ``classes``, ``targets``, ``target_min``, ``target_max``,
     ``loss_without_graph``, ``loss_negated``, ``loss_alone``, ``softmax_over_batch``, ``loss_input_sums_to_1``,
-    ``loss_input_max``, ``kl_div_input``, ``loss_shapes``; of numbers as targets ``target_size``, ``target_lowest``,
-    ``target_highest``; ``input_shape``, ``input_mean``, ``input_std``, ``input_min``, ``input_max``, ``input_key`` (the
-    mean weighted by position, which tells inputs apart), ``input_spread`` (between samples) of the first layer with
-    weights; ``train_mode``, ``modes`` (layers with dropout or BatchNorm), ``eval_modes`` (those in eval mode),
-    ``validation_in_train_mode`` (the step after it) and its ``validation_loss``; ``batchnorm`` with the smallest batch,
-    ``batchnorm_values``, ``batchnorm_samples``. A run without steps has such a line after 10, 100, 1,000... backward
-    passes and at its end, with ``optimizer_steps``, ``weights_changed`` and ``optimizers``.
+    ``loss_input_max``, ``kl_div_input``, ``log_input``, ``loss_shapes``; of numbers as targets ``target_size``,
+    ``target_lowest``, ``target_highest``; ``input_shape``, ``input_mean``, ``input_std``, ``input_min``, ``input_max``,
+    ``input_key`` (the mean weighted by position, which tells inputs apart), ``input_spread`` (between samples) of the
+    first layer with weights; ``train_mode``, ``modes`` (layers with dropout or BatchNorm), ``eval_modes`` (those in
+    eval mode), ``validation_in_train_mode`` (the step after it) and its ``validation_loss``; ``batchnorm`` with the
+    smallest batch, ``batchnorm_values``, ``batchnorm_samples``. A run without steps has such a line after 10, 100,
+    1,000... backward passes and at its end, with ``optimizer_steps``, ``weights_changed`` and ``optimizers``.
 
     Args:
         model: The only model to watch; None for every model that is called.

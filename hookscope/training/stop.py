@@ -132,7 +132,9 @@ def _from_the_loss_on(
 def _cause(operation: str, is_fed: bool | None = None) -> tuple[str, str]:
     """Where a value came from, and what people do about it; ``is_fed`` is of the inputs of the pass, see `Pass`."""
     if operation != "input":
-        return f"made by {operation}", f"keep the input of {operation} in its range, or lower the learning rate"
+        do = f"keep the input of {operation} in its range, or lower the learning rate"
+        do += "; for the log of a softmax give log_softmax or cross_entropy" if operation == "log" else ""
+        return f"made by {operation}", do
     if is_fed is False:
         why = "the input of the model is finite, so the model itself makes it"
         return why, "find-nan, in Python hookscope.find_non_finite, names the operation"

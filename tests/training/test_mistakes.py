@@ -221,6 +221,12 @@ PLAIN: dict[str, dict[str, Callable[[], None]]] = {
             ("prices_that_explode", sgd(0.01), nn.SmoothL1Loss(beta=1e9)),
             ("prices_and_absolute_errors", by(Adam), nn.L1Loss()),
         )
+    }
+    | {
+        f"targets_beyond_{kind.__name__}": plain(
+            partial(perceptron, kind()), by(Adam), loss_of=lambda z, y: F.mse_loss(z[:, :1], (y[:, None] - 3.5) / 2)
+        )
+        for kind in (nn.Sigmoid, nn.Tanh, nn.ReLU)
     },
     "input-constant": {
         "one_picture_for_all": plain(Convolutional, sgd(0.05), lambda x, y: (x[:1].expand_as(x).contiguous(), y)),
@@ -263,6 +269,9 @@ PLAIN: dict[str, dict[str, Callable[[], None]]] = {
         ),
         "kl_div_of_logits": plain(
             perceptron, sgd(0.01), loss_of=lambda z, y: F.kl_div(z, torch.full_like(z, 1 / CLASSES), reduction="sum")
+        ),
+        "log_of_a_softmax_that_reaches_0": plain(
+            perceptron, sgd(0.5), lambda x, y: (20 * x, y), lambda z, y: -z.softmax(1).log()[range(len(y)), y].mean()
         ),
         "labels_of_minus_1": plain(
             perceptron, sgd(0.01), loss_of=lambda z, y: BCE(z, 2 * F.one_hot(y, CLASSES).float() - 1)

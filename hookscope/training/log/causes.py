@@ -19,6 +19,7 @@ _LOW_LIMIT, _SHORT_STEP = 0.01, 2e-5  # of the norm, and times the rate: all wei
 _DRIFT = 2.5  # times the scale of the input
 _ROUNDING, _UNLEARNED = 1e-3, 0.8  # of a loss that cannot pass 0; of the first loss
 _PROBABILITIES = ("Softmax", "Sigmoid")
+_RANGES = {"Sigmoid": (0.0, 1.0), "Softmax": (0.0, 1.0), "Tanh": (-1.0, 1.0), "Relu": (0.0, math.inf)}
 _CUTTING = ("Relu", "Hardtanh", "Tanh", "Threshold")
 # symptoms of weights that do not change
 _LIFELESS = frozenset(("no-gradient", "no-update", "update-too-small", "vanishing-gradient", "loss-flat", "frozen",
@@ -57,6 +58,10 @@ class History:
         """NaN where the log has none."""
         value = self[name]
         return float(value) if isinstance(value, (int, float)) else math.nan
+
+    def is_not_finite(self, name: str) -> bool:
+        """Whether it was NaN or Inf, which the log writes as null."""
+        return name in self.rows[self.at] and self[name] is None
 
 
 Look = Callable[[History], Evidence | None]
@@ -233,6 +238,9 @@ def _loss_input(now: History) -> Evidence | None:
     if divergent in _PROBABILITIES or (divergent and now.number("loss") < -_ROUNDING):
         words = f"kl_div gets the output of {divergent.lower()}, not log-probabilities; the loss is {now['loss']:.4g}"
         return Evidence(words, "divergence", numbers={"loss_input": divergent})
+    if now["log_input"] and now.is_not_finite("loss") and not now.is_not_finite("input_mean"):
+        words = f"the loss is NaN or Inf, and it takes the log of the output of {now['log_input'].lower()}"
+        return Evidence(words, "logarithm", numbers={"loss_input": now["log_input"]})
     lowest, highest = now.number("target_lowest"), now.number("target_highest")
     if str(function).startswith("binary_cross_entropy") and (lowest < 0 or highest > 1):
         return Evidence(f"the targets of {function} go from {lowest:.4g} to {highest:.4g}", "targets")
@@ -314,6 +322,13 @@ def _input_scale(now: History) -> Evidence | None:
 def _target_scale(now: History) -> Evidence | None:
     size, losses = now.number("target_size"), [row.get("loss") for row in now.rows]
     has_learned = any(loss is not None and loss < _UNLEARNED * (losses[0] or 0.0) for loss in losses[-3:])
+    low, high = _RANGES.get(str(now["loss_input"]), (-math.inf, math.inf))
+    lowest, highest = now.number("target_lowest"), now.number("target_highest")
+    is_beyond = max(low - lowest, highest - high) > now.limits["beyond"] * size
+    if is_beyond and not str(now["loss_function"]).startswith("binary_cross_entropy"):  # which has a finding
+        words = f"the targets go from {lowest:.4g} to {highest:.4g}, and the outputs of {now['loss_input'].lower()}"
+        numbers = {"lowest": lowest, "highest": highest}
+        return Evidence(f"{words} only from {low:g} to {high:g}", "out of range", numbers=numbers)
     is_one = size > now.limits["large_target"] and not has_learned and now["loss_alone"] is not False
     words = f"the targets have root mean square {size:.4g}, and the loss is {now.number('loss'):.4g}"
     return Evidence(words, numbers={"size": size, "loss": now["loss"]}) if is_one else None

@@ -203,6 +203,7 @@ def _with_severity_of_symptoms(finding: TimedFinding, findings: Sequence[TimedFi
     if finding.severity != "warning" or not finding.layers:
         return finding
     follow = _LEADS_TO.get(finding.finding, ())
+    findings = [other for other in findings if other.numbers.get("operation") != "log"]  # whose input is the cause
     finding = with_severity_of(finding, follow, findings)
     has_passed = finding.severity == "warning" and not finding.lasts
     has_passed = has_passed and not any(f.finding in follow and f.step >= finding.step and f.lasts for f in findings)
