@@ -596,8 +596,8 @@ _warning(
         ),
         "other model": _as_note(
             "The gradients of this model are computed but never used.",
-            "This is expected for a loss network or a discriminator that is not trained: set requires_grad=False, to"
-            " save time.",
+            "This is expected for a loss network, a teacher or a discriminator that is not trained: set"
+            " requires_grad=False, to save time.",
         ),
         "outside": _as_warning(
             "These layers run inside the model, but they are not registered in it.",

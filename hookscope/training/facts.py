@@ -322,8 +322,7 @@ class StepFacts:
             return {}
         wanted = {id(p) for p in parameters}
         begun = [facts for facts in self._segments if facts.segment >= since]
-        ran = {key for facts in begun for key, module in facts.no_grad.items() if module() is not None}
-        ran = ran.difference(*(facts.ran for facts in begun))  # a validation runs all layers under no_grad
+        ran = _only_under_no_grad(begun)
         every = [
             (layer.name, id(module) in ran, {id(p) for p in own.values()})
             for model in self._models.models
@@ -344,8 +343,12 @@ class StepFacts:
         if isinstance(step.optimizer, BackwardSteps):  # which parameters are optimized is unknown
             return {}
         held = self._optimizers.all_parameters()
+        teachers = _only_under_no_grad(self._segments[-1:])  # with gradients from when they were trained
         owners: list[tuple[TrackedModel | None, str, dict[str, Tensor]]] = [
-            (model, layer.name, own) for model in self._models.models for layer, _, own in model.with_parameters()
+            (model, layer.name, own)
+            for model in self._models.models
+            for layer, module, own in model.with_parameters()
+            if id(module) not in teachers
         ]
         owners += [(None, f"{type(s).__name__} outside the model", own_parameters(s)) for s in self._models.strangers()]
         free = [
@@ -396,6 +399,12 @@ class StepFacts:
             return {}
         self._first_scale = scale if self._first_scale is None else self._first_scale
         return {"loss_scale": scale, "first_loss_scale": self._first_scale}
+
+
+def _only_under_no_grad(begun: Sequence[SegmentFacts]) -> set[int]:
+    """The modules, by ``id``, that ran only under no_grad; a validation runs all layers so."""
+    ran = {key for facts in begun for key, module in facts.no_grad.items() if module() is not None}
+    return ran.difference(*(facts.ran for facts in begun))
 
 
 def _differs_in_eval(module: nn.Module) -> bool:

@@ -113,11 +113,16 @@ def dcgan() -> nn.Module:
 
 @script
 def calibrated() -> nn.Module:
-    """BatchNorm is calibrated before each validation; an average of the weights and a frozen teacher run too."""
+    """BatchNorm is calibrated before each validation; an average of the weights and a frozen teacher run too.
+
+    The teacher still has gradients from its own training.
+    """
     net = nn.Sequential(nn.Conv2d(3, 16, 3, 2, 1), nn.BatchNorm2d(16), nn.ReLU(), nn.Flatten(), nn.Dropout(0.1))
     net.append(nn.Linear(16 * 64, CLASSES))
     average, teacher = copy.deepcopy(net), copy.deepcopy(net)
     optimizer, data = Adam(net.parameters(), 1e-3), list(batches(16, 16))
+    for parameter in teacher.parameters():
+        parameter.grad = torch.ones_like(parameter)
 
     def after_step() -> None:
         with torch.no_grad():
