@@ -113,7 +113,7 @@ class WatcherOutput:
         if self.is_forked:
             return
         with contextlib.suppress(Exception):  # the log is valid without its last line
-            end = self._line("end", step, {"sampled": self._run.sampled} | _reason(error))
+            end = self._line("end", step, {"steps": self._run.steps, "sampled": self._run.sampled} | _reason(error))
             self._keep([end], self._run.ends)
         self._close(failed=has_failed(error))
 

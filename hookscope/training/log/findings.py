@@ -29,7 +29,6 @@ from hookscope.training.log.summary import (
     ENOUGH,
     TimedFinding,
     known,
-    summary,
     timed_finding,
     when_words,
     with_severity_of,
@@ -372,7 +371,8 @@ def _few_samples(run: Run, series: RunSeries, thresholds: TrainingThresholds) ->
     most = max(series.losses, key=lambda loss: len(loss.steps), default=None)
     if most is None or len(most.steps) >= thresholds.patience or (run.end or {}).get("reason") == "stopped":
         return
-    sampled, steps, last = len(most.steps), summary(run).steps, int(most.steps[-1])
+    sampled, last = len(most.steps), int(most.steps[-1])
+    steps = 1 + max(last, (run.end or {}).get("step") or 0)
     every = max(1, steps // ENOUGH)
     of = " so far" if run.end is None else f" of {steps:,}"
     text = f"{counted(sampled, 'sampled step')}{of}: too few for a trend"

@@ -111,7 +111,7 @@ def duration_words(seconds: float) -> str:
 
 @dataclass(frozen=True)
 class RunSummary:
-    """The totals of a run, over all models and optimizers; of several optimizers, the steps of the one with most."""
+    """The totals of a run, over all models and optimizers."""
 
     started: str
     steps: int
@@ -155,17 +155,19 @@ def summary(run: Run) -> RunSummary:
     end = run.end or {}
     lines = [*rows, *run.notes, end]
     losses = [row["loss"] for row in rows if isinstance(row.get("loss"), (int, float))]
+    last = {row.get("optimizer") or 0: row["step"] for row in rows}
+    own = 1 + max((line["step"] for line in lines if isinstance(line.get("step"), int)), default=-1)
     times = [line["time"] for line in lines if isinstance(line.get("time"), (int, float))]
     lost_at = _lost_at(rows)
     stops = [note.get("step") for note in run.notes if note.get("note") == "non-finite"]
     stopped_at = stops[0] if stops and end.get("reason") == "stopped" and isinstance(stops[0], int) else None
     return RunSummary(
         started=str(run.header.get("started") or ""),
-        steps=1 + max((line["step"] for line in lines if isinstance(line.get("step"), int)), default=-1),
+        steps=end.get("steps") or max(own, sum(last.values()) + len(last)),
         sampled=len({(row.get("optimizer") or 0, row["step"]) for row in rows}),
         layers=len({(row.get("model") or 0, row.get("layer")) for row in rows}),
         models=len({row.get("model") or 0 for row in rows}),
-        optimizers=len({row.get("optimizer") or 0 for row in rows}),
+        optimizers=len(last),
         first_loss=losses[0] if losses else None,
         last_loss=losses[-1] if losses and lost_at is None else None,
         lost_at=lost_at,

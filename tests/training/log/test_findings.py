@@ -356,10 +356,11 @@ def test_models_optimizers_losses_and_steps_that_are_not_seen() -> None:
     found = summary(Run({}, rows))
     assert (found.models, found.optimizers, found.sampled, found.first_loss) == (2, 2, 6, None)
     assert str(found).startswith(
-        "101 steps, 6 sampled, of 2 layers in 2 models with 2 optimizers in 1 min 40 s; not ended"
+        "202 steps, 6 sampled, of 2 layers in 2 models with 2 optimizers in 1 min 40 s; not ended"
     )
     found = summary(Run({"started": "today"}, ROWS, [], {"step": 140, "time": 7500.0, "reason": "done"}))
     assert (found.steps, found.sampled, found.duration, found.started) == (141, 3, 7500.0, "today")
+    assert summary(Run({}, rows, [], {"step": 100, "steps": 205})).steps == 205
     assert found.last_loss == 2.0
 
 
