@@ -15,9 +15,11 @@ from torch.optim import Optimizer
 from hookscope import statistics  # loaded for a reference alone, see there
 from hookscope._version import __version__
 from hookscope.errors import LayerError, ModelError, UsageError, check_whole, first_line, nearest
+from hookscope.findings import Findings
 from hookscope.hooks import AnyModel, Layers, Selection, module_of, select_types
 from hookscope.system import StrPath
 from hookscope.training.log.file import Run, RunLog, read_runs
+from hookscope.training.log.summary import TimedFinding
 from hookscope.training.optimizers import Optimizers, parameters_of
 from hookscope.training.output import RunProgress, WatcherOutput, has_failed
 from hookscope.training.reference import LastInputs
@@ -131,6 +133,8 @@ class Monitor(RunProgress):
         ...         optimizer.step()
         >>> [(row["step"], row["type"]) for row in monitor.rows]
         [(0, 'Linear'), (0, 'ReLU'), (1, 'Linear'), (1, 'ReLU'), (2, 'Linear'), (2, 'ReLU')]
+        >>> monitor.findings[0].finding  # there is no zero_grad
+        'gradients-accumulate'
     """
 
     def __init__(
@@ -187,13 +191,18 @@ class Monitor(RunProgress):
 
     def __repr__(self) -> str:
         model = "every model" if self._model is None else type(self._model).__name__
-        told = "see .run" if hasattr(self, "_output") else "not started: `with monitor:` around the training"
+        told = "see .findings" if hasattr(self, "_output") else "not started: `with monitor:` around the training"
         return f"Monitor({model}: {self.sampled} of {self.steps} steps sampled; {told})"
 
-    def _repr_html_(self) -> str:
-        from hookscope.training.log.findings import findings_over_time  # in a notebook only
+    @property
+    def findings(self) -> Findings[TimedFinding]:
+        """What somebody should look at in `run`, as ``show-run`` and `diagnose` find it, the most severe first."""
+        from hookscope.training.log.findings import findings_over_time  # a watched script need not load it
 
-        found = findings_over_time(self.run)._repr_html_() if hasattr(self, "_output") else ""
+        return findings_over_time(self.run)
+
+    def _repr_html_(self) -> str:
+        found = self.findings._repr_html_() if hasattr(self, "_output") else ""
         return f"<p>{html.escape(repr(self))}</p>{found}"
 
     def __enter__(self) -> Self:

@@ -529,7 +529,7 @@ def test_a_run_without_a_step_and_a_model_without_values_are_not_judged() -> Non
     with Monitor(small()) as monitor:
         pass
     words = "nothing was measured: no step of an optimizer was sampled"
-    assert repr(hookscope.diagnose(monitor)) == words and words in monitor._repr_html_()
+    assert repr(hookscope.diagnose(monitor)) == repr(monitor.findings) == words and words in monitor._repr_html_()
     with pytest.raises(ModelError, match="Small is on the meta device"), Monitor(small().to("meta")):
         pass
     net, said = small().to("meta"), list[str]()
@@ -570,6 +570,6 @@ def test_a_run_without_a_log_is_judged_like_one_that_was_read(tmp_path: Path, ra
     assert found[0] == found[1] and ends[0] == ends[1]
     if rate < 1:
         assert found[0] == [("dead-layer", "2")] and ends[0][:2] == ([], "done")
-        assert set(texts) == {"Monitor(Sequential: 12 of 12 steps sampled; see .run)"}
+        assert set(texts) == {"Monitor(Sequential: 12 of 12 steps sampled; see .findings)"}
     else:
         assert ("non-finite", "3") in found[0] and ends[0][:2] == (["non-finite"], "stopped")
