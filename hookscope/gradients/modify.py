@@ -183,20 +183,16 @@ class GradientChanges:
         steps += [f"clipping values to ±{self.clip_value:g}"] if self.clip_value is not None else []
         return steps + ([f"clipping the norm to {self.clip_norm:g}"] if self.clip_norm is not None else [])
 
-    def frozen(self, model: nn.Module, model_name: str = "") -> tuple[str, ...]:
-        parameters = [name for name, _ in model.named_parameters()]
-        layers = [name for name, _ in model.named_modules(remove_duplicate=False)]
-        frozen: set[str] = set()
-        for term in _terms(self.freeze):
-            frozen.update([str(term)] if str(term) in parameters else _inside(term, layers, parameters, model_name))
-        return tuple(name for name in parameters if name in frozen)
-
     def of(self, model: nn.Module, model_name: str = "") -> Change:
         """The change as a function from gradients by parameter name to new gradients.
 
         ``model_name`` is the name of the model on the command line, for the LayerError of an unknown name.
         """
-        frozen = set(self.frozen(model, model_name))
+        parameters = [name for name, _ in model.named_parameters()]
+        layers = [name for name, _ in model.named_modules(remove_duplicate=False)]
+        frozen: set[str] = set()
+        for term in _terms(self.freeze):
+            frozen.update([str(term)] if str(term) in parameters else _inside(term, layers, parameters, model_name))
         steps: list[Callable[[Tensor], Tensor]] = []
         steps += [ScaleGradient(self.scale)] if self.scale is not None else []
         steps += [ClampGradientSign(self.sign)] if self.sign is not None else []

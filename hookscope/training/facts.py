@@ -20,11 +20,10 @@ from hookscope.training.loss_tap import LossTap
 from hookscope.training.optimizers import BackwardSteps, Optimizers, TrackedOptimizer, parameters_of
 from hookscope.training.output import RunProgress
 from hookscope.training.recorder import OptimizerStep
-from hookscope.training.reductions import FetchedScalars, differs, local, norm
+from hookscope.training.reductions import FetchedScalars, local, norm
 from hookscope.training.tracker import Layer, ModelTracker, Pass, TrackedModel, in_memory, own_parameters
 
 _MOST_NAMES = 8  # of layers in one field
-_MOST_COPIED = 2**20  # values kept to see whether weights change without an optimizer of torch
 _SMALLEST = 16  # gradients that are measured after a backward pass: to see whether all become 0 before the step
 _REPORTS = (10, 100, 1000, 10_000, 100_000)  # backward passes without a step after which a line is written
 _MOST_SEARCHES = 3  # for the same parameters: a script may make their optimizer later
@@ -68,7 +67,7 @@ class StepFacts:
         self._stale: dict[int, set[int]] = {}
         self._equal: dict[int, list[str]] = {}  # by optimizer, layers with equal filters after its last sampled step
         self._reported = 0
-        self._copies: list[tuple[weakref.ref[Tensor], Tensor]] = []
+        self._first_norms: dict[int, Tensor] = {}  # of the parameters, by ``id``, before the first backward pass
         self._searches: dict[frozenset[int], int] = {}
         self._waiting: dict[int, str] = {}
         self._first_scale: float | None = None
@@ -168,7 +167,7 @@ class StepFacts:
         if not self._has_stepped:
             self._run.backwards += 1
             if self._run.backwards == 1:
-                self._copies = list(self._copied())
+                self._first_norms = self._norms()
 
     def after_backward(self) -> None:
         facts = self._now()
@@ -200,13 +199,8 @@ class StepFacts:
     def _has_stepped(self) -> bool:
         return any(tracked.steps for tracked in self._optimizers.all)
 
-    def _copied(self) -> Iterator[tuple[weakref.ref[Tensor], Tensor]]:
-        left = _MOST_COPIED
-        for parameter in sorted(self._known_parameters(), key=Tensor.numel):
-            left -= parameter.numel()
-            if left < 0:
-                return
-            yield weakref.ref(parameter), local(parameter.detach()).clone()
+    def _norms(self) -> dict[int, Tensor]:
+        return {id(p): norm(p) for p in self._known_parameters()}
 
     def row_without_step(self, at_end: bool = False) -> dict[str, Any] | None:
         """The facts of a run in which backward runs and nothing steps, after some passes or at the end; else None.
@@ -219,9 +213,8 @@ class StepFacts:
         if self._run.backwards == self._reported or not (at_end or self._run.backwards in _REPORTS):
             return None
         self._reported = self._run.backwards
-        parameters = [(parameter(), copy) for parameter, copy in self._copies]
-        changed = any(parameter is not None and differs(parameter, copy) for parameter, copy in parameters)
-        known = {id(p) for p in self._known_parameters()}
+        known = self._norms()
+        changed = any(known[key] != size for key, size in self._first_norms.items() if key in known)
         holders = [o for o in in_memory(Optimizer) if any(id(p) in known for p in parameters_of(o))]
         facts = self._now()
         return {
@@ -303,8 +296,7 @@ class StepFacts:
                     facts["eval_layers"] = in_eval[:_MOST_NAMES]
                 if batches := part.batches.get(number):
                     name, (values, samples) = min(batches.items(), key=lambda item: item[1])
-                    facts |= {"batchnorm": name, "batchnorms": len(batches), "batchnorm_values": values}
-                    facts["batchnorm_samples"] = samples
+                    facts |= {"batchnorm": name, "batchnorm_values": values, "batchnorm_samples": samples}
                 if number in part.inputs:
                     shape, inputs = part.inputs[number]
                     fetched = FetchedScalars(inputs.values())
@@ -332,7 +324,6 @@ class StepFacts:
         no_grad = [name for name, under, own in every if under and own & wanted]
         return {
             "without_gradient": layers[:_MOST_NAMES],
-            "without_gradient_layers": len(layers),
             "of_no_model": len(wanted.difference(*(own for _, _, own in every))),
             "under_no_grad": no_grad[:_MOST_NAMES],
             "under_no_grad_layers": len(no_grad),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable, Iterator
+from numbers import Real
 from typing import Any
 
 import torch
@@ -44,7 +45,8 @@ class TrackedOptimizer:
         """The rate of the first group, and the rate of each parameter by ``id``."""
         optimizer = self.optimizer()
         groups = [] if optimizer is None else optimizer.param_groups
-        rates = [_number(group.get("lr")) for group in groups]
+        values = (group.get("lr") for group in groups)
+        rates = [float(value) if isinstance(value, (Real, Tensor)) else None for value in values]
         by_parameter = {id(p): rate for group, rate in zip(groups, rates, strict=True) for p in group["params"]}
         return (rates[0] if rates else None), by_parameter
 
@@ -164,10 +166,3 @@ def skips_step(optimizer: Optimizer) -> bool:
     """Whether a fused optimizer will skip its step, because a ``GradScaler`` found Inf or NaN in the gradients."""
     found_inf = getattr(optimizer, "found_inf", None)
     return isinstance(found_inf, torch.Tensor) and bool(found_inf.any())
-
-
-def _number(value: Any) -> float | None:
-    try:
-        return float(value)
-    except (TypeError, ValueError, RuntimeError):
-        return None

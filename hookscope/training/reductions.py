@@ -55,11 +55,6 @@ def local(tensor: Tensor) -> Tensor:
     return tensor if part is None else part
 
 
-def differs(tensor: Tensor, copy: Tensor) -> bool:
-    """Whether the part of ``tensor`` in this process is no longer equal to an earlier ``copy`` of that part."""
-    return not torch.equal(local(tensor.detach()).to(copy.device), copy)
-
-
 def output_sums(output: Any, module: nn.Module | None = None) -> list[OutputSums]:
     return [_sums(tensor, module, first=not at) for at, tensor in enumerate(values_of(output))]
 
@@ -109,11 +104,6 @@ def norm(tensor: Tensor) -> Tensor:
     tensor = _dense(tensor)
     size: Tensor = torch.linalg.vector_norm(tensor, dtype=_single_for_half(tensor))
     return size
-
-
-def count_non_finite(tensor: Tensor) -> int:
-    tensor = _dense(tensor)
-    return tensor.numel() - int(torch.isfinite(tensor).sum())
 
 
 def _single_for_half(tensor: Tensor) -> torch.dtype | None:
@@ -200,7 +190,8 @@ class StepWeights:
         self._gradients = self._measure_gradients() if gradients else None
 
     def have_changed(self) -> bool:
-        return any(differs(self._parameters[key], copy) for key, copy in self._copies.items())
+        now = {key: local(self._parameters[key].detach()).to(copy.device) for key, copy in self._copies.items()}
+        return not all(torch.equal(now[key], copy) for key, copy in self._copies.items())
 
     def gradient_norms(self) -> dict[int, float]:
         return {key: size for key, (size, _) in (self._gradients or {}).items()}
@@ -252,7 +243,7 @@ def _sizes(tensors: Mapping[int, Tensor]) -> dict[int, _Size]:
     norms = {key: norm(tensor) for key, tensor in tensors.items()}
     scalars = FetchedScalars(norms.values())
     return {
-        key: (scalars[size], 0 if math.isfinite(scalars[size]) else count_non_finite(tensors[key]))
+        key: (scalars[size], 0 if math.isfinite(scalars[size]) else int((~torch.isfinite(_dense(tensors[key]))).sum()))
         for key, size in norms.items()
     }
 

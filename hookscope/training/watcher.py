@@ -7,7 +7,7 @@ import functools
 import os
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any, Concatenate, ParamSpec
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -40,16 +40,12 @@ from hookscope.training.reference import LastInputs
 from hookscope.training.stop import StopRule
 from hookscope.training.tracker import ModelTracker, TrackedModel, is_compiled_wrapper
 
-_P = ParamSpec("_P")
 
-
-def _guarded(
-    body: Callable[Concatenate[TrainingWatcher, _P], None],
-) -> Callable[Concatenate[TrainingWatcher, _P], None]:
+def _guarded(body: Callable[..., None]) -> Callable[..., None]:
     """An exception in a hook of the watcher ends the watching, never the training."""
 
     @functools.wraps(body)
-    def hook(self: TrainingWatcher, /, *args: _P.args, **kwargs: _P.kwargs) -> None:
+    def hook(self: TrainingWatcher, /, *args: Any, **kwargs: Any) -> None:
         # where calls of compiled code are not seen, the compiler reads this function, and must find nothing to compile
         if torch.compiler.is_compiling():
             return

@@ -56,9 +56,8 @@ def with_causes(
     ]
     notes = [finding for _, finding in pairs if finding.severity == "note"]
     grave = [(rule, finding) for rule, finding in pairs if finding.severity != "note"]
-    explained = frozenset[str]().union(*(rule.explains for rule, _ in grave))
     causes = [with_severity_of(finding, rule.precedes, symptoms) for rule, finding in grave]
-    return [*causes, *notes, *(finding for finding in symptoms if finding.finding not in explained)]
+    return [*causes, *notes, *(f for f in symptoms if not any(f.finding in rule.explains for rule, _ in grave))]
 
 
 def _causes(run: Run, series: RunSeries, limits: Mapping[str, float]) -> list[tuple[Cause, TimedFinding]]:
