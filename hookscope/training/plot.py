@@ -40,7 +40,7 @@ from hookscope.errors import printable
 from hookscope.findings import chains, verdict
 from hookscope.system import StrPath
 from hookscope.training.log.file import Run, last_run
-from hookscope.training.log.rules import RULES, TrainingThresholds, batchnorm_distance, dead_share, gradient_to_weight
+from hookscope.training.log.rules import RULES, Limits, batchnorm_distance, dead_share, gradient_to_weight, limits_of
 from hookscope.training.log.run_rules import centred
 from hookscope.training.log.series import LayerSeries, LossSeries, RunSeries, series_of
 from hookscope.training.log.summary import TimedFinding, judged, summary
@@ -91,7 +91,8 @@ class MetricColumn:
 _SHARES = (0.0, 1.0)
 COLUMNS = (
     MetricColumn(
-        "dead channels (share)", "dead_channels", "OrRd", dead_share, _SHARES, ("dead",), peaks=True, spoiled=_FORWARD
+        "dead channels (share)", "dead_channels", "OrRd", dead_share, _SHARES, ("dead_in_batch",), peaks=True,
+        spoiled=_FORWARD,
     ),
     MetricColumn("zeros (share)", "zero_share", "Blues", ends=_SHARES),
     MetricColumn("std of activations", "activation_std", "viridis", limits=("smallest", "largest")),
@@ -104,7 +105,7 @@ COLUMNS = (
         spoiled=_OF_PARAMETERS,
     ),
     MetricColumn(
-        "BatchNorm drift", "running_mean_shift", "OrRd", lambda layer: batchnorm_distance(layer, TrainingThresholds()),
+        "BatchNorm drift", "running_mean_shift", "OrRd", lambda layer: batchnorm_distance(layer, limits_of()),
         (0.0, 2.0), (1.0,), peaks=True, spoiled=_FORWARD, since="warm_up",
     ),
 )  # fmt: skip
@@ -311,9 +312,7 @@ def _flags(findings: Sequence[TimedFinding], left: float, right: float) -> list[
     return [(flag[0][0], text) for flag, text in zip(flags, words, strict=True)]
 
 
-def metric_chart(
-    grid: LayerStepGrid, run: RunSeries, findings: Sequence[TimedFinding], thresholds: TrainingThresholds
-) -> Chart:
+def metric_chart(grid: LayerStepGrid, run: RunSeries, findings: Sequence[TimedFinding], thresholds: Limits) -> Chart:
     """A band of all layers and their median, lines of layers with a finding, and thresholds."""
     column, (left, right) = grid.column, grid.edges
     is_sampled = ~np.isnan(grid.steps)
@@ -360,12 +359,13 @@ class RunPlot:
     cells: RowPlot
 
 
-def run_plot(run: Run, findings: Sequence[TimedFinding] = (), thresholds: TrainingThresholds | None = None) -> RunPlot:
+def run_plot(run: Run, findings: Sequence[TimedFinding] = (), thresholds: Limits | None = None) -> RunPlot:
     """The charts and the cells of a run that `plot_training` and the page of HTML draw."""
     series = series_of(run)
     grids = grids_of(series)
     names = [f"optimizer {loss.optimizer}" if len(series.losses) > 1 else "" for loss in series.losses]
-    metrics = [metric_chart(grid, series, findings, thresholds or TrainingThresholds()) for grid in grids]
+    limits = limits_of(thresholds)
+    metrics = [metric_chart(grid, series, findings, limits) for grid in grids]
     width = max(_PANEL, _ALL_PANELS / max(len(grids), 1) - _GAP)
     cells = cells_plot(grids, series, findings, width)
     said = with_types(findings, {layer.label: layer.type for layer in series.layers})
@@ -385,7 +385,7 @@ def plot_training(
     findings: Sequence[TimedFinding] | None = None,
     title: str = "",
     *,
-    thresholds: TrainingThresholds | None = None,
+    thresholds: Limits | None = None,
 ) -> Figure:
     """A page with loss and learning rate at the top, and a column for each metric below, over the same steps.
 

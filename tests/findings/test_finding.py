@@ -26,7 +26,6 @@ from hookscope.findings import (
 from hookscope.gradients import GradientThresholds
 from hookscope.parameters import ParameterThresholds
 from hookscope.statistics import StatisticsThresholds
-from hookscope.training.log.rules import TrainingThresholds
 
 
 def test_a_row_has_channels_and_groups_only_if_the_finding_has_and_one_of_the_whole_model_no_layer() -> None:
@@ -116,14 +115,11 @@ def test_every_finding_belongs_to_a_question() -> None:
         ("activations", StatisticsThresholds()),
         ("gradients", GradientThresholds()),
         ("weights", ParameterThresholds()),
-        ("training", TrainingThresholds()),
     ],
 )
 def test_the_thresholds_have_the_defaults_of_the_catalogue(question: str, thresholds: Any) -> None:
     defaults = {threshold.name: threshold.default for threshold in thresholds_for(question)}
     own = {field.name: getattr(thresholds, field.name) for field in fields(thresholds) if field.name != "others"}
-    if question == "training":
-        assert own.pop("dead") == defaults["dead_in_batch"]
     assert own == {name: defaults[name] for name in own}
 
 

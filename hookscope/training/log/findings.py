@@ -12,11 +12,11 @@ import numpy as np
 
 from hookscope.display import NOTHING_MEASURED
 from hookscope.errors import spelled
-from hookscope.findings import REPORT_ORDER, Findings, chains, counted, merged, ranked, thresholds_for
+from hookscope.findings import REPORT_ORDER, Findings, chains, counted, merged, ranked
 from hookscope.system import StrPath
 from hookscope.training.log.causes import CAUSES, Cause, Facts, History
 from hookscope.training.log.file import Run, last_run
-from hookscope.training.log.rules import RULES, LayerContext, Rule, TrainingThresholds
+from hookscope.training.log.rules import RULES, LayerContext, Limits, Rule, limits_of
 from hookscope.training.log.run_rules import (
     contained_findings,
     flat_findings,
@@ -36,7 +36,7 @@ from hookscope.training.log.summary import (
 
 
 def with_causes(
-    run: Run, series: RunSeries, thresholds: TrainingThresholds, symptoms: Sequence[TimedFinding]
+    run: Run, series: RunSeries, thresholds: Limits, symptoms: Sequence[TimedFinding]
 ) -> list[TimedFinding]:
     """The causes in a run, and ``symptoms`` without what the causes explain; a cause comes before its symptoms."""
     classes = next((row["classes"] for row in run.facts if isinstance(row.get("classes"), int)), math.nan)
@@ -45,7 +45,7 @@ def with_causes(
         symptoms = [finding for finding in symptoms if finding.finding not in ("no-update", "update-too-small")]
     if all(finding.severity == "note" for finding in symptoms):  # else the symptoms say why the loss is flat
         symptoms = [*symptoms, *flat]
-    pairs = _causes(run, series, {entry.name: thresholds[entry.name] for entry in thresholds_for("training")})
+    pairs = _causes(run, series, thresholds)
     if any(finding.finding == "dead-layer" for finding in symptoms):  # which is the cause of gradients of 0
         pairs = [(rule, finding) for rule, finding in pairs if "zero_gradients" not in finding.numbers]
     explaining = [rule for rule, finding in pairs if finding.severity != "note"]
@@ -130,7 +130,7 @@ def judge(rule: Rule, context: LayerContext) -> tuple[bool, FindingInterval | No
     limit = context.thresholds[rule.limit] if isinstance(rule.limit, str) else rule.limit
     known = np.flatnonzero(~np.isnan(values))
     bad = values[known] < limit if rule.lowest else values[known] > limit
-    patience = context.thresholds.patience if rule.patience is None else rule.patience
+    patience = context.thresholds["patience"] if rule.patience is None else rule.patience
     needed = min(patience, len(context.run.loss_of(context.layer.optimizer).steps))
     at = known[in_long_runs(bad, needed)]
     if not len(at):
@@ -141,7 +141,7 @@ def judge(rule: Rule, context: LayerContext) -> tuple[bool, FindingInterval | No
     return True, FindingInterval(context.layer, first, last, int(worst), float(values[worst]), len(at), lasts)
 
 
-def grouped(intervals: Sequence[FindingInterval], patience: int) -> list[list[FindingInterval]]:
+def grouped(intervals: Sequence[FindingInterval], patience: float) -> list[list[FindingInterval]]:
     """Layers that began together, give or take ``patience`` sampled steps; late groups are merged into the third."""
     groups = chains(
         sorted(intervals, key=lambda interval: interval.step),
@@ -167,15 +167,15 @@ _UNCHANGED = ("no-update", "no-gradient", "frozen")  # each says why a weight do
 _Intervals = Mapping[str, Sequence[FindingInterval]]
 
 
-def findings_over_time(run: Run | StrPath, thresholds: TrainingThresholds | None = None) -> Findings[TimedFinding]:
+def findings_over_time(run: Run | StrPath, thresholds: Limits | None = None) -> Findings[TimedFinding]:
     """Findings on a run, or on the last run of the log at a path: the most severe first, then by their first step.
 
-    Layers that began together have one finding. A finding must show in `TrainingThresholds.patience` sampled steps in
+    Layers that began together have one finding. A finding must show in ``patience`` sampled steps in
     a row, unless values are not finite. Findings that begin in a model while it computes NaN or Inf are consequences,
     and left out. A warning that explains a later error is an error; one that has passed while the loss fell is a note.
     If fewer steps were sampled, the last finding says so.
     """
-    thresholds = thresholds or TrainingThresholds()
+    thresholds = limits_of(thresholds)
     run = last_run(run)
     series = series_of(run)
     causes = nonfinite_findings(series, run.notes)
@@ -228,7 +228,7 @@ def _begins_within(finding: TimedFinding, cause: TimedFinding) -> bool:
     return finding.step >= cause.step and (cause.lasts or finding.step <= cause.last_step)
 
 
-def _of_model(model: int, run: RunSeries, thresholds: TrainingThresholds) -> Iterator[TimedFinding]:
+def _of_model(model: int, run: RunSeries, thresholds: Limits) -> Iterator[TimedFinding]:
     layers = [layer for layer in run.layers if layer.model == model]
     by_name: dict[str, LayerSeries] = {}
     for layer in sorted(layers, key=lambda layer: layer.call):
@@ -245,13 +245,13 @@ def _of_model(model: int, run: RunSeries, thresholds: TrainingThresholds) -> Ite
     consequences = _consequences(intervals, first_calls, run, thresholds)
     for name in intervals:
         own = [interval for interval in intervals[name] if interval not in consequences.get(name, ())]
-        for group in grouped(own, thresholds.patience):
+        for group in grouped(own, thresholds["patience"]):
             after = _consequence_words(group, consequences, thresholds) if name == "dead-layer" else ""
             yield _finding(RULES[name], group, judged[name], after)
 
 
 def _consequences(
-    intervals: _Intervals, layers: Sequence[LayerSeries], run: RunSeries, thresholds: TrainingThresholds
+    intervals: _Intervals, layers: Sequence[LayerSeries], run: RunSeries, thresholds: Limits
 ) -> dict[str, list[FindingInterval]]:
     """What layers have because a layer before them is dead, by name of the finding; ``layers`` have parameters."""
     dead = intervals["dead-layer"]
@@ -264,14 +264,12 @@ def _consequences(
     return {name: parts for name, parts in consequences.items() if parts}
 
 
-def _follows(
-    interval: FindingInterval, dead: Sequence[FindingInterval], thresholds: TrainingThresholds, sign: int = 1
-) -> bool:
+def _follows(interval: FindingInterval, dead: Sequence[FindingInterval], thresholds: Limits, sign: int = 1) -> bool:
     """Whether the layer is dead itself or comes after a dead one, and its finding begins about when that died.
 
     With a ``sign`` of -1, whether it comes before a dead layer.
     """
-    near = max(thresholds.patience * spacing(interval.layer), thresholds.warm_up)
+    near = max(thresholds["patience"] * spacing(interval.layer), thresholds["warm_up"])
     ahead = [span for span in dead if (interval.layer.index - span.layer.index) * sign >= 0]
     return any(abs(span.step - interval.step) <= near for span in ahead)
 
@@ -288,9 +286,7 @@ def _unchanged(layer: LayerSeries, dead: Sequence[FindingInterval], run: RunSeri
     return None
 
 
-def _consequence_words(
-    group: Sequence[FindingInterval], consequences: _Intervals, thresholds: TrainingThresholds
-) -> str:
+def _consequence_words(group: Sequence[FindingInterval], consequences: _Intervals, thresholds: Limits) -> str:
     own = {interval.layer.label for interval in group}
     parts = []
     for name, intervals in consequences.items():
@@ -365,10 +361,10 @@ def _new_optimizers(series: RunSeries) -> list[TimedFinding]:
     return [timed_finding("optimizer-settings", text, (step, step, time, True), "new", numbers=numbers)]
 
 
-def _few_samples(run: Run, series: RunSeries, thresholds: TrainingThresholds) -> Iterator[TimedFinding]:
+def _few_samples(run: Run, series: RunSeries, thresholds: Limits) -> Iterator[TimedFinding]:
     """A finding where fewer steps were sampled than a finding needs; none where NaN or Inf stopped the run."""
     most = max(series.losses, key=lambda loss: len(loss.steps), default=None)
-    if most is None or len(most.steps) >= thresholds.patience or (run.end or {}).get("reason") == "stopped":
+    if most is None or len(most.steps) >= thresholds["patience"] or (run.end or {}).get("reason") == "stopped":
         return
     sampled, last = len(most.steps), int(most.steps[-1])
     steps = 1 + max(last, (run.end or {}).get("step") or 0)

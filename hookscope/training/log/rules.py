@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hookscope.findings import CATALOGUE, FindingKind, Thresholds, add_kind, default, percent
+from hookscope.findings import CATALOGUE, FindingKind, add_kind, percent, thresholds_for
 from hookscope.hooks import passes_values_on
 from hookscope.training.log.series import LayerSeries, RunSeries
 
@@ -21,32 +21,13 @@ _USUAL_UPDATE = 1e-4  # of the weight's norm; weight decay alone changes a weigh
 _RARE = 0.005  # share of the values for which a channel of a sound layer may be active
 
 
-@dataclass(frozen=True)
-class TrainingThresholds(Thresholds):
-    """Limits for findings on a training run; the catalogue of findings explains each.
+Limits = Mapping[str, float]
+"""The thresholds by their names in the catalogue."""
 
-    NaN, Inf and exploding gradients need no ``patience``; updates that are too large need two sampled steps.
-    """
 
-    question = "training"
-
-    patience: int = int(default("few-samples", "patience"))
-    dead: float = default("dead-channels", "dead_in_batch")
-    few_values: int = int(default("dead-channels", "few_values"))
-    dead_of_few: float = default("dead-channels", "dead_of_few")
-    vanishing: float = default("vanishing-gradient", "vanishing")
-    exploding: float = default("exploding-gradient", "exploding")
-    too_large: float = default("update-too-large", "too_large")
-    too_small: float = default("update-too-small", "too_small")
-    flat: float = default("constant-output", "flat")
-    smallest: float = default("vanishing-activations", "smallest")
-    largest: float = default("exploding-activations", "largest")
-    slope: float = default("saturated", "slope")
-    shift: float = default("batchnorm-drift", "shift")
-    ratio: float = default("batchnorm-drift", "ratio")
-    warm_up: int = int(default("batchnorm-drift", "warm_up"))
-    rising: float = default("loss-rises", "rising")
-    spike: float = default("loss-spike", "spike")
+def limits_of(thresholds: Limits | None = None) -> Limits:
+    """All limits for findings on a training run: those given, and else the defaults of the catalogue."""
+    return {entry.name: entry.default for entry in thresholds_for("training")} | dict(thresholds or {})
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +36,7 @@ class LayerContext:
 
     layer: LayerSeries
     run: RunSeries
-    thresholds: TrainingThresholds
+    thresholds: Limits
 
     def __getitem__(self, metric: str) -> Array:
         return self.layer.values[metric]
@@ -147,7 +128,7 @@ def _puts_out_its_own(context: LayerContext) -> bool:
     return not (passes_values_on(context.layer.type) or context.layer.starts_small)
 
 
-@Rule(CATALOGUE["dead-layer"], "dead_channels", default("dead-layer", "dead_layer"), _dead_words)
+@Rule(CATALOGUE["dead-layer"], "dead_channels", "dead_layer", _dead_words)
 def _dead_layer(context: LayerContext) -> Array:
     """1 too where an activation behind it cuts all off, or where its input is 0 and no layer is seen to cause that."""
     layer, run = context.layer, context.run
@@ -155,12 +136,12 @@ def _dead_layer(context: LayerContext) -> Array:
     return np.where(run.cut_off(layer) | (_gets_zeros(layer) & ~run.starved(layer)), 1.0, share)
 
 
-@Rule(CATALOGUE["dead-channels"], "dead_channels", "dead", _dead_words, named="worst", severity="warning")
+@Rule(CATALOGUE["dead-channels"], "dead_channels", "dead_in_batch", _dead_words, named="worst", severity="warning")
 def _dead_channels(context: LayerContext) -> Array:
     """Without layers that begin dead, which have a finding of their own, and with `few_values` taken into account."""
     share, limits, values = dead_share(context.layer), context.thresholds, context["channel_values"]
-    by_chance = np.fmax(limits.dead_of_few, (1 - _RARE) ** values)  # NaN where the number of values is unknown
-    few = (values < limits.few_values) & (share <= by_chance)
+    by_chance = np.fmax(limits["dead_of_few"], (1 - _RARE) ** values)  # NaN where the number of values is unknown
+    few = (values < limits["few_values"]) & (share <= by_chance)
     return _where(_puts_out_its_own(context) & ~few & ((share < 1) | (share[:1] < 1)), share)
 
 
@@ -231,7 +212,7 @@ def _moves(context: LayerContext, least: float) -> Mask:
 def _large_gradient_ratio(context: LayerContext) -> Array:
     """Inf where the norm overflows single precision, 0 where the step is short in spite of the gradient."""
     overflow = np.isnan(context["gradient_norm"]) & (context["gradient_non_finite"] == 0) & (context["weight_norm"] > 0)
-    is_long = np.isnan(context["update_to_weight"]) | _moves(context, context.thresholds.too_large)
+    is_long = np.isnan(context["update_to_weight"]) | _moves(context, context.thresholds["too_large"])
     ratio = _gradient_ratio(context)
     return np.where(overflow, np.inf, np.where(is_long | np.isnan(ratio), ratio, 0.0))
 
@@ -277,7 +258,7 @@ def _learns(context: LayerContext) -> Mask:
     """
     rates = context["learning_rate"]
     highest = np.nanmax([0.0, *rates])
-    is_always_0 = highest == 0 and len(rates) >= context.thresholds.patience
+    is_always_0 = highest == 0 and len(rates) >= context.thresholds["patience"]
     usual: Mask = np.isnan(rates) | (rates >= highest / 100) & (rates > 0) | is_always_0
     learns: Mask = usual & (context["frozen"] != 1) & _finite(context.layer)
     return learns & (not context.layer.starts_small)
@@ -285,7 +266,7 @@ def _learns(context: LayerContext) -> Mask:
 
 def _others_change(context: LayerContext) -> Mask:
     """``(S,)`` where the optimizer changes some weight by more than is too small, so its rate is not the cause."""
-    return context.run.changing(context.layer, context.thresholds.too_small)
+    return context.run.changing(context.layer, context.thresholds["too_small"])
 
 
 def _no_update_words(layer: LayerSeries, at: int) -> str:
@@ -328,11 +309,11 @@ def _small_update(context: LayerContext) -> Array:
     return _where(_learns(context) & can_learn & ((update > 0) | some_change & ~_others_change(context)), update)
 
 
-def batchnorm_distance(layer: LayerSeries, thresholds: TrainingThresholds) -> Array:
+def batchnorm_distance(layer: LayerSeries, thresholds: Limits) -> Array:
     """Distance of a batch from the running statistics, ``(S,)``; 1 where mean or variance is at its threshold."""
     shift, ratio = layer.values["running_mean_shift"], layer.values["running_var_ratio"]
-    logarithm = np.abs(np.log(_where(ratio > 0, ratio))) / math.log(thresholds.ratio)
-    return _where(_finite(layer), np.fmax(shift / thresholds.shift, logarithm))
+    logarithm = np.abs(np.log(_where(ratio > 0, ratio))) / math.log(thresholds["ratio"])
+    return _where(_finite(layer), np.fmax(shift / thresholds["shift"], logarithm))
 
 
 def _drift_words(layer: LayerSeries, at: int) -> str:
@@ -343,7 +324,7 @@ def _drift_words(layer: LayerSeries, at: int) -> str:
 
 @Rule(CATALOGUE["batchnorm-drift"], "running_mean_shift", 1.0, _drift_words)
 def _drift(context: LayerContext) -> Array:
-    warm = context.layer.steps >= context.thresholds.warm_up
+    warm = context.layer.steps >= context.thresholds["warm_up"]
     return _where(warm, batchnorm_distance(context.layer, context.thresholds))
 
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from hookscope.findings import counted
 from hookscope.hooks import call_key
-from hookscope.training.log.rules import TrainingThresholds
+from hookscope.training.log.rules import Limits
 from hookscope.training.log.series import LayerSeries, LossSeries, RunSeries, runs_of_true
 from hookscope.training.log.summary import NON_FINITE, TimedFinding, known, step_words, timed_finding, when_words
 
@@ -24,7 +24,7 @@ _WINDOWS = 20  # in a run
 _NOISE = 4.0  # standard deviations
 
 
-def loss_findings(run: RunSeries, thresholds: TrainingThresholds) -> list[TimedFinding]:
+def loss_findings(run: RunSeries, thresholds: Limits) -> list[TimedFinding]:
     loss = _known_losses(run)
     return [] if loss is None else [*_rises(loss, thresholds), *_spikes(loss, thresholds)]
 
@@ -59,7 +59,7 @@ def centred(losses: Array) -> tuple[Array, int]:
     return medians, most
 
 
-def _rises(loss: LossSeries, thresholds: TrainingThresholds) -> Iterator[TimedFinding]:
+def _rises(loss: LossSeries, thresholds: Limits) -> Iterator[TimedFinding]:
     """After its lowest value the loss rises to the end of the run, by more than its noise.
 
     A loss of both signs, such as of a policy gradient or a critic, does not say how good the model is.
@@ -69,10 +69,10 @@ def _rises(loss: LossSeries, thresholds: TrainingThresholds) -> Iterator[TimedFi
         return
     noise = 1.4826 * float(np.median(np.abs(loss.losses - smooth)))
     lowest = int(np.argmin(smooth))
-    limit = smooth[lowest] + max(thresholds.rising * abs(smooth[lowest]), _NOISE * noise)
+    limit = smooth[lowest] + max(thresholds["rising"] * abs(smooth[lowest]), _NOISE * noise)
     begin = int(np.flatnonzero(smooth <= limit)[-1]) + 1
     least = 0.05 * float(np.abs(smooth[:_WINDOW]).max())  # a rise from almost 0 to little is not a finding
-    if len(smooth) - begin < thresholds.patience or smooth[-1] - smooth[lowest] < least:
+    if len(smooth) - begin < thresholds["patience"] or smooth[-1] - smooth[lowest] < least:
         return
     at_lowest = step_words(int(loss.steps[lowest]), loss.times[lowest])
     text = f"the lowest loss is {loss.losses[lowest]:.4g} at step {at_lowest}; at step {int(loss.steps[-1]):,} it is"
@@ -80,12 +80,12 @@ def _rises(loss: LossSeries, thresholds: TrainingThresholds) -> Iterator[TimedFi
     yield _finding("loss-rises", loss, begin, len(smooth) - 1, text, {"lowest": smooth[lowest], "last": smooth[-1]})
 
 
-def _spikes(loss: LossSeries, thresholds: TrainingThresholds) -> Iterator[TimedFinding]:
+def _spikes(loss: LossSeries, thresholds: Limits) -> Iterator[TimedFinding]:
     """All losses far above the steps before, and not small beside the first loss, as one finding."""
     losses = loss.losses
     before = np.array([np.median(losses[at - _WINDOW : at]) if at >= _WINDOW else np.inf for at in range(len(losses))])
     rise = losses - before > abs(float(losses[0])) / 2
-    at = np.flatnonzero((before > 0) & (losses > thresholds.spike * before) & rise)
+    at = np.flatnonzero((before > 0) & (losses > thresholds["spike"] * before) & rise)
     if not len(at):
         return
     worst = at[int(np.argmax(losses[at]))]
@@ -95,7 +95,7 @@ def _spikes(loss: LossSeries, thresholds: TrainingThresholds) -> Iterator[TimedF
     yield _finding("loss-spike", loss, int(at[0]), int(at[-1]), text, {"worst": float(losses[worst]), "times": len(at)})
 
 
-def flat_findings(run: RunSeries, classes: float, thresholds: TrainingThresholds) -> Iterator[TimedFinding]:
+def flat_findings(run: RunSeries, classes: float, thresholds: Limits) -> Iterator[TimedFinding]:
     """A loss that ends where it began; ``classes`` are the classes of its cross-entropy, NaN where unknown."""
     loss = _known_losses(run)
     if loss is None or loss.steps[-1] < thresholds["flat_after"]:
@@ -111,7 +111,7 @@ def flat_findings(run: RunSeries, classes: float, thresholds: TrainingThresholds
     before, jump = float(losses[-2 * part : -part].mean()), 1.05 * float(np.median(np.abs(np.diff(losses))))
     guesses = 0.98 * chance <= last <= 1.1 * chance and before - last <= 3 * jump / math.sqrt(part)
     has_fallen = first - last > fall or first - float(smooth.min()) > 4 * fall
-    rises = last - first > thresholds.rising * abs(first)
+    rises = last - first > thresholds["rising"] * abs(first)
     if not first or rises or ((still_falls or has_fallen) and not guesses):
         return
     text = f"the loss is {last:.4g} (mean of the last {part} sampled steps), {losses[0]:.4g} at first"

@@ -33,7 +33,7 @@ _Key = tuple[int, str, int]  # model, layer, call
 _Row = Mapping[str, Any]
 
 
-def in_long_runs(mask: NDArray[np.bool_], needed: int) -> list[int]:
+def in_long_runs(mask: NDArray[np.bool_], needed: float) -> list[int]:
     """The positions in ``(S,)`` at which at least ``needed`` values in a row are true."""
     return [at for begin, end in runs_of_true(mask) if end - begin >= needed for at in range(begin, end)]
 

@@ -7,7 +7,6 @@ import pytest
 
 from hookscope.training.log.file import Run
 from hookscope.training.log.findings import findings_over_time
-from hookscope.training.log.rules import TrainingThresholds
 from hookscope.training.log.summary import TimedFinding
 from tests.training.watched import log
 
@@ -294,8 +293,8 @@ def test_few_samples_are_a_finding(steps: list[int], end: Row | None, header: Ro
 def test_thresholds_are_obeyed() -> None:
     run = log(dead_channels=3)
     assert findings_over_time(run) == []
-    assert findings_over_time(run, TrainingThresholds(dead=0.04))[0].finding == "dead-channels"
-    assert findings_over_time(run, TrainingThresholds(too_large=1e-4))[0].finding == "update-too-large"
+    assert findings_over_time(run, {"dead_in_batch": 0.04})[0].finding == "dead-channels"
+    assert findings_over_time(run, {"too_large": 1e-4})[0].finding == "update-too-large"
 
 
 def test_of_values_that_are_not_finite_the_first_place_is_named() -> None:
