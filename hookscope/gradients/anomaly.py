@@ -165,11 +165,9 @@ def made_by(tensor: Tensor) -> str:
 def _makes_non_finite(node: Any) -> bool:
     """Whether the operation makes NaN or Inf when it runs again on its saved finite arguments."""
     function = _REPEATABLE.get(operation_of_node(node.name()))
-    if function is None:
-        return False
     saved = [_saved(node, name) for name in ("_saved_self", "_saved_other", "_saved_exponent")]
     arguments = [argument for argument in saved if argument is not None]
-    if not arguments or not isinstance(arguments[0], torch.Tensor) or not _is_finite(arguments):
+    if function is None or not arguments or not isinstance(arguments[0], torch.Tensor) or not _is_finite(arguments):
         return False
     try:
         with torch.no_grad():

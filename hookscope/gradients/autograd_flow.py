@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import count
 from typing import Any, Self
 
 import torch
@@ -90,13 +91,13 @@ class AutogradTracer(WatchedPass):
         self._bit_of_node: dict[Any, int] = {}
         self._running: list[LeafCall] = []
         self._times: Counter[str] = Counter()
-        self._bits = 0
+        self._bits = count(1)
 
     def __enter__(self) -> Self:
         for name, parameter in self._model.named_parameters():
             if parameter.requires_grad:
                 self.parameters[name] = node_of(parameter)
-                self._mark(parameter, self._bit())
+                self._mark(parameter, 1 << next(self._bits))
         return super().__enter__()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -134,16 +135,12 @@ class AutogradTracer(WatchedPass):
         self._marks[key] = self._marks.get(key, 0) | mask
         self._held.append(tensor)
 
-    def _bit(self) -> int:
-        self._bits += 1
-        return 1 << self._bits
-
     def _cut(self, name: str, nodes: set[Any], results: list[Tensor]) -> int:
         cut = Cut(
             operation=name,
             place=place_of_code(),
             nodes=nodes,
-            bit=self._bit(),
+            bit=1 << next(self._bits),
             no_grad=not torch.is_grad_enabled(),
             is_float=any(tensor.is_floating_point() for tensor in results),
             call=self._running[-1] if self._running else None,
@@ -156,7 +153,7 @@ class AutogradTracer(WatchedPass):
         self.began.add(name)
         if not is_single(name, module):
             return
-        call = LeafCall(name, call_key(name, self._times[name]), self._bit())
+        call = LeafCall(name, call_key(name, self._times[name]), 1 << next(self._bits))
         self._times[name] += 1
         sources = self.mask_of((args, kwargs))
         for cut in self.cuts:

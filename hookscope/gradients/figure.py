@@ -44,10 +44,6 @@ class _Gradient:
     after: GradientSize | None = None
     frozen: bool = False
 
-    @property
-    def lost(self) -> bool:
-        return self.before is None and not self.frozen
-
 
 def gradients_plot(
     report: GradientReport, findings: Sequence[Finding] | None = None, thresholds: GradientThresholds | None = None
@@ -106,7 +102,13 @@ def gradient_panel(which: str, rows: Sequence[_GradientRow], width: float) -> Pa
     marks = [
         *sizes("before", Colour.BLUE, Colour.SKY, high),
         *sizes("after", Colour.ORANGE, _AFTER_LIGHT, _BELOW),
-        Mark("left", at_edge(lambda g: g.lost), Colour.INK, "× no gradient arrives", marker="x"),
+        Mark(
+            "left",
+            at_edge(lambda g: g.before is None and not g.frozen),
+            Colour.INK,
+            "× no gradient arrives",
+            marker="x",
+        ),
         Mark("left", at_edge(lambda g: g.frozen), Colour.GREEN, "□ frozen", marker="s"),
         Mark("left", at_edge(lambda g: _is_zero(g.before)), Colour.ALARM, "◂ red: 0 everywhere", 0, high, "<"),
         Mark(

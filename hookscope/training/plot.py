@@ -127,13 +127,9 @@ class LayerStepGrid:
 
 def grids_of(run: RunSeries) -> list[LayerStepGrid]:
     """The grids of all columns that the log has values for; of shares, those that are not 0 everywhere."""
-
-    def has_values(column: MetricColumn) -> bool:
-        measured = (column.values(layer) for layer in run.layers)
-        shares = column.ends == (0.0, 1.0)
-        return any((np.isfinite(values) & ((values != 0) | (not shares))).any() for values in measured)
-
-    return [grid_of(column, run) for column in COLUMNS if has_values(column)]
+    grids = [grid_of(column, run) for column in COLUMNS]
+    shown = [np.isfinite(grid.cells) & ((grid.cells != 0) | (grid.column.ends != _SHARES)) for grid in grids]
+    return [grid for grid, cells in zip(grids, shown, strict=True) if cells.any()]
 
 
 def edges_of(losses: Sequence[LossSeries]) -> tuple[float, float, int]:
@@ -336,7 +332,7 @@ def metric_chart(grid: LayerStepGrid, run: RunSeries, findings: Sequence[TimedFi
         list(zip(xs, low.tolist(), high.tolist(), strict=True)),
         rules,
         begin or -math.inf,
-        axis="log" if column.logarithmic else "share" if column.ends == (0.0, 1.0) else "linear",
+        axis="log" if column.logarithmic else "share" if column.ends == _SHARES else "linear",
         within=() if column.logarithmic else (0.0, 1.1),
         edges=grid.edges,
     )

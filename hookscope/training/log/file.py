@@ -82,8 +82,14 @@ def read_runs(path: StrPath) -> Rows[Run]:
             for text in chain([first], iter(lambda: stream.readline(_LONGEST_LINE), b"")):
                 line = _parsed(text)
                 if isinstance(line, dict):
-                    _add_line(line, runs)
-                    calls = calls if line.get("row") != "run" else set()
+                    kind = line.get("row")
+                    if kind == "run":
+                        runs.append(Run(line))
+                        calls = set()
+                    elif runs and kind == "end":
+                        runs[-1] = replace(runs[-1], end=line)
+                    elif runs and kind in _LISTS:
+                        getattr(runs[-1], _LISTS[kind]).append(line)
                     calls.add(tuple(str(line.get(part)) for part in ("model", "layer", "call")))
                 read += len(text)
                 if read > _MOST_BYTES:
@@ -127,16 +133,6 @@ def _parsed(line: bytes) -> Any:
         return json.loads(line)
     except (ValueError, RecursionError):
         return None
-
-
-def _add_line(line: dict[str, Any], runs: list[Run]) -> None:
-    kind = line.get("row")
-    if kind == "run":
-        runs.append(Run(line))
-    elif runs and kind == "end":
-        runs[-1] = replace(runs[-1], end=line)
-    elif runs and kind in _LISTS:
-        getattr(runs[-1], _LISTS[kind]).append(line)
 
 
 def finite_line(line: Mapping[str, Any]) -> dict[str, Any]:

@@ -244,7 +244,10 @@ def _no_gradient(context: LayerContext) -> Array:
     missing = np.isnan(context["gradient_norm"]) & np.isnan(context["gradient_non_finite"])
     lost = (missing | (context["gradient_norm"] == 0)) & ~(context["gradient_non_finite"] > 0)
     others_learn = np.isin(layer.steps, run.learning_steps.get((layer.model, layer.optimizer), ()))
-    nothing_learns = ~np.isin(layer.steps, run.steps_with_gradients(layer.optimizer)) & ~run.learned(layer)
+    learning = [
+        step for (_, number), steps in run.learning_steps.items() if number == layer.optimizer for step in steps
+    ]
+    nothing_learns = ~np.isin(layer.steps, learning) & ~run.learned(layer)
     ran = ~np.isnan(context["order"])
     is_sign = np.where(missing, ran | ~ran.any(), ~run.scaled_down(layer))
     return _where((context["frozen"] == 0) & (others_learn | nothing_learns) & is_sign, lost.astype(float))

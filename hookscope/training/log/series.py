@@ -103,10 +103,6 @@ class RunSeries:
             steps.update(layer.steps[(norms > 0) | overflows].tolist())
         return {key: sorted(steps) for key, steps in learning.items()}
 
-    def steps_with_gradients(self, optimizer: int) -> list[int]:
-        """The steps in which some layer of any model has a gradient that is not 0."""
-        return [step for (_, number), steps in self.learning_steps.items() if number == optimizer for step in steps]
-
     @cached_property
     def _largest_updates(self) -> dict[int, tuple[NDArray[np.int64], Array]]:
         """The steps of each optimizer, and the largest update of a weight over its norm, both ``(S,)``."""
