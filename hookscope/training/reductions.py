@@ -127,13 +127,10 @@ class BatchMoments:
 
     def add(self, inputs: Tensor) -> None:
         values = as_float(local(inputs))
-        channels = values.shape[1]
-        count = values.numel() // max(channels, 1)
+        count = values.numel() // max(values.shape[1], 1)
         axes = [axis for axis in range(values.dim()) if axis != 1]
-        mean = values.mean(axes)
-        shape = [1, channels] + [1] * (values.dim() - 2)
-        squares = torch.linalg.vector_norm(values - mean.view(shape), dim=axes).square()
-        moments = count, mean, squares
+        mean = values.mean(axes, keepdim=True)
+        moments = count, mean.flatten(), torch.linalg.vector_norm(values - mean, dim=axes).square()
         self._moments = moments if self._moments is None else merge_moments(self._moments, moments)
 
     def drift(self) -> tuple[Tensor, Tensor]:
