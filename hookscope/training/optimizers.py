@@ -57,8 +57,8 @@ class TrackedOptimizer:
         if isinstance(rate, float) and isinstance(begin, float):
             level = "lmh"[(rate > _LOW_RATE * begin) + (rate > begin / 2)]
             if level != self._course[-1:]:
-                self._course = self._course[-2:] + level
-                self.rate_swings += self._course == "lmh"
+                self._course = self._course[-3:] + level
+                self.rate_swings += self._course[1:] == "lmh"  # after a fall; a warm-up begins low
 
     def is_due(self, every: int) -> bool:
         """Whether its next step is to be sampled, unless it seems to make no more steps."""

@@ -199,9 +199,8 @@ def _of_model(model: int, run: RunSeries, are_contained: bool) -> TimedFinding |
     text += f"; {counted(len(bad) - 1, 'more layer')} too" if len(bad) > 1 else ""
     loss = run.loss_of(source.optimizer)  # the log writes NaN and Inf as null
     had_loss = np.isfinite(loss.losses[loss.steps < step]).any()
-    text += (
-        "; the loss is not finite either" if had_loss and np.isnan(loss.losses[loss.steps >= step][:1]).all() else ""
-    )
+    is_lost = had_loss and np.isnan(loss.losses[loss.steps >= step][:1]).all()
+    text += "; the loss is not finite either" if is_lost else ""
     finite = [int(at) for layer in layers for at in layer.steps if at < step]
     if are_contained:
         text += "; loss, gradients and weights are finite"
