@@ -170,10 +170,10 @@ _Intervals = Mapping[str, Sequence[FindingInterval]]
 def findings_over_time(run: Run | StrPath, thresholds: Limits | None = None) -> Findings[TimedFinding]:
     """Findings on a run, or on the last run of the log at a path: the most severe first, then by their first step.
 
-    Layers that began together have one finding. A finding must show in ``patience`` sampled steps in
-    a row, unless values are not finite. Findings that begin in a model while it computes NaN or Inf are consequences,
-    and left out. A warning that explains a later error is an error; one that has passed while the loss fell is a note.
-    If fewer steps were sampled, the last finding says so.
+    Layers that began together have one finding. A finding must show in ``patience`` sampled steps in a row, unless
+    values are not finite. Findings that begin in a model while it computes NaN or Inf are consequences, and left out. A
+    warning that explains a later error is an error; one that has passed while the loss fell is a note. If fewer steps
+    were sampled, the last finding says so. ``thresholds`` are by their names in the catalogue.
     """
     thresholds = limits_of(thresholds)
     run = last_run(run)
