@@ -23,7 +23,7 @@ from hookscope.extraction.job import ExtractionJob
 from hookscope.extraction.output import check_output
 from hookscope.findings import listed
 from hookscope.hooks import Layers, Selection
-from hookscope.images import list_pictures
+from hookscope.images import find_pictures
 from hookscope.jobs import Images, MemoryEngine, RunSettings, layers_in_words, paths_or_items
 from hookscope.models import LoadedModel, as_loaded, file_dtypes
 from hookscope.scores import Target, check_family
@@ -110,7 +110,7 @@ def extract(
     paths, items = paths_or_items(images)
     if folders is None:
         folders = [path for path in paths or () if os.path.isdir(path)]
-        paths = None if paths is None else list_pictures(paths)
+        paths = None if paths is None else find_pictures(paths)
     if paths is None and run.engine is not None:
         raise UsageError("an engine reads files, not images in memory", do="give paths, or leave the engine out")
     chosen = None if layers is None else Selection.of(layers)

@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 from torchvision.models.feature_extraction import create_feature_extractor
 
 from hookscope import capture, extract
-from hookscope.errors import HookscopeError, InputError, LayerError, TargetError, UsageError
+from hookscope.errors import HookscopeError, ImageError, InputError, LayerError, TargetError, UsageError
 from hookscope.extraction import Extraction, ExtractionJob, FeatureBatch
 from hookscope.hooks import ModelSnapshot
 from hookscope.jobs import LocalEngine
@@ -234,6 +234,11 @@ def batch_sizes(extraction: Extraction, first: int = 0) -> list[tuple[int, float
             assert (value.positions, value.names, value.sha256) == (part.positions, part.names, part.sha256)
         rows += [(each.position, 0.0, "lost") for each in part.skipped]
     return sorted(rows)
+
+
+def test_a_path_that_does_not_exist_is_refused_before_the_run(shapes: LoadedModel, tmp_path: Path) -> None:
+    with pytest.raises(ImageError, match=f"no image '{tmp_path}/nowhere'"):
+        extract(shapes, tmp_path / "nowhere", layers=0)
 
 
 def test_a_run_that_goes_on_has_the_same_batches_from_where_a_part_ends(shapes: LoadedModel, tmp_path: Path) -> None:
