@@ -866,7 +866,6 @@ _note(
             "The layer seems to compute the opposite of what its BatchNorm expects.",
             "Compare the weights with the checkpoint: their signs may have been changed.",
         ),
-        "assumed": Case(_ASSUMED, f"{_SAY_PREPROCESSING} Then compare the checkpoint."),
     },
 )
 _warning(
@@ -1001,7 +1000,7 @@ _note(
 
 _ORDER = {
     "activations": "negative-variance non-finite never-updated exploding-activations vanishing-activations"
-    " constant-output saturated dead-channels duplicate-channels low-rank batchnorm-drift few-images",
+    " constant-output saturated dead-channels duplicate-channels low-rank sudden-drift batchnorm-drift few-images",
     "gradients": "never-updated exploding-gradient vanishing-gradient no-gradient",
     "weights": "non-finite negative-variance exploding-weights exploding-variance constant-weights dead-filters"
     " duplicate-filters collapsed-variance never-updated",
@@ -1012,7 +1011,7 @@ _ORDER = {
     " vanishing-gradient no-gradient no-update update-too-large update-too-small batchnorm-drift frozen few-samples"
     " watcher-failed",
     "inspection": "random-weights left-range input-mismatch probabilities-as-scores random-output initial-weights"
-    " idle-layer attention-axis unlike-siblings rounded-weights copied-weights unsuited-weights sudden-drift"
+    " idle-layer attention-axis unlike-siblings rounded-weights copied-weights unsuited-weights"
     " outlier-layer outlier-weights unordered-positions",
 }
 REPORT_ORDER = {question: names.split() for question, names in _ORDER.items()}

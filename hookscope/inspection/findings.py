@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 
 import numpy as np
 import torch
@@ -17,25 +16,21 @@ from hookscope.inspection.facts import InspectionEvidence
 from hookscope.inspection.outliers import deviations
 from hookscope.inspection.repeated import unrepeated
 from hookscope.inspection.siblings import unlike_siblings
-from hookscope.inspection.tried import fit, what_would_fit
+from hookscope.inspection.tried import what_would_fit
 from hookscope.inspection.unloaded import unloaded
 from hookscope.models import is_random
-from hookscope.statistics import BatchNormDrift, Floats, StatisticsCollector
+from hookscope.statistics import FEW_VALUES, BatchNormDrift, StatisticsCollector
 
 _MEAN, _STD = (torch.tensor(values)[:, None, None] for values in ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)))
 _FEW_CHANNELS = 4  # of fewer channels one is easily twice as large as the others
 _FEW_COPIED = 9  # weights: fewer, or quantised ones, may be equal by chance
-_FEW_VALUES = 16  # values of a channel, of which no variance is known
 _SMALL = 0.05  # biases and scales below it are noise beside each other
-_VARIED = 0.4  # spread of the running means, below which their correlation says little
-_OPPOSITE = 0.5
-_DRIFTS = 3
 _TRIED, _FAR = 4, 0.7  # BatchNorms whose drift may be undone, and how far their inputs are at least
 _SOME_IMAGES = 4  # fewer tell too little of the statistics
 _FLAT, _FAINT = 0.02, 0.1  # spread of a picture without contrast, and times that a preprocessing leaves at least
 _FIRST = 3  # BatchNorms that judge an input
 _POOR = 5.0  # a fit that explains nothing
-_MANY_IMAGES = 8  # of which the variances of channels are known well enough
+_SHIFT, _RATIO = default("sudden-drift", "sudden_shift"), default("sudden-drift", "sudden_ratio")
 _LARGE_INPUT, _BETTER = default("input-mismatch", "large_input"), default("input-mismatch", "better")
 _MUCH_BETTER = default("input-mismatch", "much_better")
 _FEW_WEIGHTS = default("initial-weights", "few_weights")
@@ -44,12 +39,11 @@ _RMS_ERROR, _KOLMOGOROV = 1.3, 1.63  # three standard deviations of the rms, tim
 _EVEN, _ALIKE = 1e-4, 0.8  # spread of the norms of filters, and cosine of any two, that no training leaves
 _SAMPLE = 1 << 16  # weights of a layer
 _FULL = 0.97  # of the bound of an initialisation, which the largest of 256 weights or more exceeds
-_STEP, _SURE = default("sudden-drift", "sudden_step"), default("sudden-drift", "sudden_sure")
 
 
 def network_findings(evidence: InspectionEvidence) -> list[Finding]:
     """The findings on the whole network, in order of `REPORT_ORDER`; the input is judged by the first BatchNorms."""
-    drifts, weights = _sudden(evidence), list(_weights(evidence.net.model))
+    weights, undone = list(_weights(evidence.net.model)), list(_undone(evidence))
     scaled = any(finding.finding == "outlier-layer" for finding in weights)  # another input would undo that
     initial = [finding for finding in weights if finding.finding == "initial-weights"]
     random = list(_random(evidence, initial))
@@ -59,14 +53,15 @@ def network_findings(evidence: InspectionEvidence) -> list[Finding]:
     unusual = [*unloaded(evidence), *_dead(evidence), *unlike]
     if not unlike:  # a block without its skip reads other channels
         known = {finding.layer for finding in (*weights, *unusual, *single(evidence.findings))}
-        drifted = {evidence.feeders().get(finding.layer, "") for finding in drifts}
+        feeders, drifts = evidence.feeders(), (*undone, *single(evidence.findings))
+        drifted = {feeders.get(finding.layer, "") for finding in drifts if "drift" in finding.finding}
         unusual += misaligned(evidence.trace, evidence.net.model, known, drifted)
     answers = [
         *_probabilities(evidence),
         *_clipped(evidence),
         *unrepeated(evidence.net, evidence.inputs, next(iter(evidence.scores), None)),
     ]
-    return [*([] if scaled else _input(evidence, drifts)), *answers, *drifts, *weights, *unusual]
+    return [*([] if scaled else _input(evidence)), *answers, *undone, *weights, *unusual]
 
 
 def _probabilities(evidence: InspectionEvidence) -> Iterator[Finding]:
@@ -120,63 +115,11 @@ def _random(evidence: InspectionEvidence, initial: Sequence[Finding]) -> Iterato
         yield kind.finding("", f"the weights of {layers} are uniform, as after initialisation")
 
 
-def _measured(drift: BatchNormDrift, running: Floats) -> dict[str, float]:
-    """How far the inputs of a BatchNorm are from its running statistics; none is below 0.
-
-    ``running`` are the running means in running standard deviations.
-    """
-    ratio = np.log(drift.ratio.clip(1e-30, 1e30))
-    return {
-        "sudden_shift": drift.median_shift,
-        "sudden_variance": float(np.median(abs(ratio))),
-        "sudden_ratio": float(np.exp(abs(np.median(ratio)))),
-        "sudden_channel": float(np.abs(drift.shift).max()),
-        "sudden_profile": 1 - _correlation(running, drift.shift) if running.std() > _VARIED else 0.0,
-    }
-
-
-def _correlation(running: Floats, shift: Floats) -> float:
-    means = running + shift
-    return float(np.corrcoef(running, means)[0, 1]) if min(running.std(), means.std()) > 0 else 0.0
-
-
-def _sudden(evidence: InspectionEvidence) -> list[Finding]:
-    """The first BatchNorms whose inputs differ far more from their statistics than the inputs of the BatchNorms before.
-
-    On few images all drift a little, later ones more: only a sudden step is a finding.
-    """
-    kind, largest = CATALOGUE["sudden-drift"], dict[str, float]()
-    findings: list[Finding] = []
-    for layer, norm in evidence.totals.batch_norms.items():
-        drift = norm.drift(layer)
-        if not (drift.updated and drift.items >= _FEW_VALUES and np.isfinite([*drift.shift, *drift.ratio]).all()):
-            continue
-        running: Floats = norm.running_mean / (norm.running_var + norm.eps) ** 0.5
-        now = _measured(drift, running)
-        times = {
-            name: value / max(default(kind.name, name), _STEP * largest.get(name, 0.0)) for name, value in now.items()
-        }
-        if not largest and np.median(drift.ratio) < 1:
-            times["sudden_ratio"] = 0.0  # an image of little contrast
-        if not largest or evidence.totals.images < _MANY_IMAGES:
-            times["sudden_variance"] = 0.0
-        if evidence.totals.images == 1 and not largest.get("sudden_profile") and now["sudden_profile"] <= 1 + _OPPOSITE:
-            times["sudden_profile"] = 0.0  # the means of one image are its own, and no earlier BatchNorm says how much
-        most = max(times, key=lambda name: times[name])
-        if times[most] > 1:
-            finding = _sudden_finding(drift, running, now, most, times[most], largest)
-            if not largest and finding.meaning == kind.text() and evidence.net.preprocess.assumes_values:
-                finding = kind.as_case(finding, "assumed")  # the cause that `stats` names
-            sure = largest and evidence.totals.images >= _MANY_IMAGES and times[most] >= _SURE
-            findings.append(replace(finding, severity="warning") if sure else finding)
-        largest = {name: max(value, largest.get(name, 0.0)) for name, value in now.items()}
-    return [*_undone(evidence), *findings][:_DRIFTS]
-
-
 def _undone(evidence: InspectionEvidence) -> Iterator[Finding]:
     """The first of the BatchNorms farthest from their statistics that a change of the network would cure."""
-    drifts = [drift for drift in evidence.totals.drifts() if drift.updated and drift.items >= _FEW_VALUES]
-    far = [drift.layer for drift in sorted(drifts[1:], key=fit, reverse=True)[:_TRIED] if fit(drift) > _FAR]
+    drifts = [drift for drift in evidence.totals.drifts() if drift.updated and drift.items >= FEW_VALUES]
+    farthest = sorted(drifts[1:], key=lambda drift: drift.fit, reverse=True)[:_TRIED]
+    far = [drift.layer for drift in farthest if drift.fit > _FAR]
     if evidence.totals.images >= _SOME_IMAGES:
         for layer in (drift.layer for drift in drifts if drift.layer in far):
             if change := what_would_fit(evidence, layer):
@@ -184,29 +127,6 @@ def _undone(evidence: InspectionEvidence) -> Iterator[Finding]:
                 text = f"{words}, the inputs of {layer} fit its running statistics {times:.2g} times better"
                 yield CATALOGUE["sudden-drift"].finding(place, text, "undone", numbers={"times": times})
                 return  # what follows drifts for the same reason
-
-
-def _sudden_finding(
-    drift: BatchNormDrift, running: Floats, now: dict[str, float], most: str, times: float, before: dict[str, float]
-) -> Finding:
-    channel, value = int(np.abs(drift.shift).argmax()), now[most]
-    numbers = {**now, "times": times}
-    correlation = _correlation(running, drift.shift)
-    if now["sudden_profile"] and correlation < -_OPPOSITE:
-        text = f"the means of its inputs correlate with the running means by {correlation:.2f}, as if signs were wrong"
-        return CATALOGUE["sudden-drift"].finding(drift.layer, text, "sign", numbers=numbers)
-    text = {
-        "sudden_shift": f"the mean of its inputs is off by {value:.3g} standard deviations",
-        "sudden_variance": f"the median variance of its inputs is off by a factor of {np.exp(min(value, 80)):.3g}",
-        "sudden_ratio": f"the variance of its inputs is off by a factor of {value:.3g}",
-        "sudden_channel": f"the mean of channel {channel} is off by {value:.3g} standard deviations",
-        "sudden_profile": f"the means of its inputs correlate with the running means by only {1 - value:.2f}",
-    }[most]
-    if before.get(most):  # 0 is not measured
-        usual = 1 - before[most] if most == "sudden_profile" else before[most]
-        text += f" (earlier BatchNorms: at {'least' if most == 'sudden_profile' else 'most'} {usual:.2g})"
-    channels = (channel,) if most == "sudden_channel" else None
-    return CATALOGUE["sudden-drift"].finding(drift.layer, text, channels=channels, numbers=numbers)
 
 
 def _weights(model: nn.Module) -> Iterator[Finding]:
@@ -338,7 +258,7 @@ _OTHERS: Mapping[str, Callable[[Tensor], Tensor]] = {
 """Other ways to prepare an image: steps that may be missing, or done twice."""
 
 
-def _input(evidence: InspectionEvidence, drifts: Sequence[Finding]) -> Iterator[Finding]:
+def _input(evidence: InspectionEvidence) -> Iterator[Finding]:
     """Whether the first BatchNorms would fit the inputs if these were prepared in another way."""
     kind = CATALOGUE["input-mismatch"]
     yield from _pictures(evidence)
@@ -346,7 +266,7 @@ def _input(evidence: InspectionEvidence, drifts: Sequence[Finding]) -> Iterator[
     images = [tensors[0] for tensors in evidence.inputs if len(tensors) == 1 and tensors[0].dim() == 3]
     if len(images) != len(evidence.inputs) or any(len(image) != 3 for image in images):
         return
-    norms = [norm for norm in evidence.totals.drifts() if norm.updated and norm.items >= _FEW_VALUES][:_FIRST]
+    norms = [norm for norm in evidence.totals.drifts() if norm.updated and norm.items >= FEW_VALUES][:_FIRST]
     low, high = (float(getattr(torch.stack([getattr(p, name)() for p in images]), name)()) for name in ("min", "max"))
     if not norms:
         if max(-low, high) > _LARGE_INPUT:
@@ -357,11 +277,8 @@ def _input(evidence: InspectionEvidence, drifts: Sequence[Finding]) -> Iterator[
             yield kind.finding("", text, "stated")
         return
     now = _fit(norms)
-    if (
-        low < 0
-        and max(-low, high) <= _LARGE_INPUT
-        and not {drift.layer for drift in drifts} & {norm.layer for norm in norms}
-    ):
+    off = norms[0].median_shift > _SHIFT or float(np.median(norms[0].ratio)) > _RATIO
+    if low < 0 and max(-low, high) <= _LARGE_INPUT and not off:
         return
     first = [norm.layer for norm in norms]
     others = dict(_OTHERS)
@@ -404,7 +321,7 @@ def _is_grey(picture: Image.Image) -> bool:
 
 def _fit(drifts: Sequence[BatchNormDrift]) -> float:
     """How far the inputs of some BatchNorms are from their statistics."""
-    return float(np.mean([fit(drift) for drift in drifts])) if drifts else np.inf
+    return float(np.mean([drift.fit for drift in drifts])) if drifts else np.inf
 
 
 def _drifts_of(

@@ -32,12 +32,12 @@ from hookscope.inspection.findings import network_findings
 from hookscope.inspection.outliers import block_places, far_beyond, map_places, selected, separating_places, sizes_of
 from hookscope.interventions import scores_without
 from hookscope.scores import class_label, probabilities
+from hookscope.statistics import WEAK_STEP
 
 MOST = 12
 """Places of an inspection."""
 _FEW_DEAD = 2  # layers with dead filters; an EfficientNet-Lite has 28
 _FEW_BOUNDED = 4  # layers with bounds, such as one Tanh before the last layer, which training may saturate
-_WEAK = 1.5  # times what is usual: single images reach it
 _MOST_NOTES = 7  # so that the answer has places too
 
 _SPREADS = {
@@ -83,7 +83,7 @@ class _Cause:
 
     @property
     def is_weak(self) -> bool:
-        return all(finding.finding == "sudden-drift" and _times(finding) < _WEAK for finding in self.findings)
+        return all(finding.finding == "sudden-drift" and _times(finding) < WEAK_STEP for finding in self.findings)
 
     @property
     def main(self) -> Finding:
@@ -164,7 +164,7 @@ def _unusual(evidence: InspectionEvidence) -> Iterator[Finding]:
         if bounded_few or (finding.finding == "dead-channels" and evidence.is_bypassed(finding.layer)):
             yield replace(finding, severity="note")
             continue
-        unusual = finding.severity != "note" or finding.finding == "duplicate-filters"
+        unusual = finding.severity != "note" or finding.finding in ("duplicate-filters", "sudden-drift")
         unusual |= finding in dead and len(dead) <= _FEW_DEAD
         if unusual or (finding.finding == "duplicate-channels" and _same_weights(evidence, finding)):
             yield finding

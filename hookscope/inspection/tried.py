@@ -9,13 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from hookscope.hooks import HookHandles, differentiable, is_leaf, tensors_in
 from hookscope.inspection.facts import InspectionEvidence
-from hookscope.statistics import BatchNormAccumulator, BatchNormDrift
+from hookscope.statistics import BatchNormAccumulator
 from hookscope.tracing import INPUT
 
 _IMAGES, _BLOCKS = 8, 6  # the first, and the last blocks before the layer, whose inputs may be missing
@@ -24,12 +23,6 @@ _GOOD = 0.5  # a fit of sound layers on a few images
 
 Values = Sequence[Tensor]
 """One tensor of a pass, for each image."""
-
-
-def fit(drift: BatchNormDrift) -> float:
-    """How far the inputs of a BatchNorm are from its statistics: 0.1 to 0.5 in sound networks, on a few images."""
-    ratio = np.log(drift.ratio.clip(1e-30, 1e30))
-    return float(np.mean(np.abs(drift.shift)) + np.std(ratio) + abs(np.mean(ratio)))
 
 
 def what_would_fit(evidence: InspectionEvidence, layer: str) -> tuple[str, str, float] | None:
@@ -41,7 +34,7 @@ def what_would_fit(evidence: InspectionEvidence, layer: str) -> tuple[str, str, 
     modules = dict(evidence.net.model.named_modules())
     if layer not in modules or feeder not in modules:  # a later call of the same layer
         return None
-    now = fit(norms[layer].drift(layer))
+    now = norms[layer].drift(layer).fit
     with differentiable(evidence.net.model, parameters=False), torch.no_grad():
         read = _inputs(evidence, modules, layer, feeder)
         own, before, computes = read.pop(layer), read.pop(feeder, ()), _computes(modules[feeder])
@@ -128,7 +121,7 @@ def _distance(evidence: InspectionEvidence, values: Values, layer: str) -> float
     norm = BatchNormAccumulator.of(evidence.net.model.get_submodule(layer))
     for each in values:
         norm.update(each)
-    return fit(norm.drift(layer))
+    return norm.drift(layer).fit
 
 
 def _same(one: Tensor, other: Tensor) -> bool:

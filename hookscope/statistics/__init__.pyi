@@ -14,7 +14,13 @@ from .figure import (
     statistics_plot as statistics_plot,
     write_events as write_events,
 )
-from .findings import StatisticsThresholds as StatisticsThresholds, diagnose as diagnose, find_problems as find_problems
+from .findings import (
+    FEW_VALUES as FEW_VALUES,
+    WEAK_STEP as WEAK_STEP,
+    StatisticsThresholds as StatisticsThresholds,
+    diagnose as diagnose,
+    find_problems as find_problems,
+)
 from .limits import (
     BrokenLimit as BrokenLimit,
     Limits as Limits,

@@ -5,6 +5,7 @@ This file needs no torch: the help of ``hookscope stats`` reads the thresholds o
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -117,6 +118,14 @@ _SAME = default("constant-output", "same")
 _MANY_DEAD, _PROOF = default("dead-channels", "many_dead"), default("dead-channels", "proof")
 _MANY_DUPLICATE = default("duplicate-channels", "many_duplicate")
 _WIDE_SHIFT, _WIDE_RATIO = default("batchnorm-drift", "wide_shift"), default("batchnorm-drift", "wide_ratio")
+_STEPS = {threshold.name: threshold.default for threshold in CATALOGUE["sudden-drift"].thresholds}
+_STEP, _SURE = _STEPS["sudden_step"], _STEPS["sudden_sure"]
+WEAK_STEP = 1.5
+"""Times a threshold of ``sudden-drift``: single images reach it."""
+FEW_VALUES = 16
+"""Values of a channel, of which no variance is known."""
+_MANY_IMAGES = 8  # of which the variances of channels are known well enough
+_OPPOSITE = 0.5
 
 RULES = Rules("activations", lambda measured: measured.layers)
 rule, layer_rule = RULES.rule, RULES.row_rule
@@ -188,10 +197,13 @@ def _sources(judged: Iterable[tuple[Finding | None, bool]]) -> Iterator[tuple[Fi
         return any(ends for _, ends in calls[start:stop])
 
     for chain in chains(positions, lambda chain, at: not ends(chain[-1] + 1, at)):
-        first, *after = existing(calls[at][0] for at in chain)
-        text = f"; also affected: {counted(len(after), 'call')} after it, up to {after[-1].layer}" if after else ""
-        source = replace(first, evidence=first.evidence + text, numbers={**first.numbers, "layers": len(chain)})
-        yield source, not ends(chain[-1] + 1)
+        yield _source([*existing(calls[at][0] for at in chain)]), not ends(chain[-1] + 1)
+
+
+def _source(chain: Sequence[Finding]) -> Finding:
+    first, *after = chain
+    text = f"; also affected: {counted(len(after), 'call')} after it, up to {after[-1].layer}" if after else ""
+    return replace(first, evidence=first.evidence + text, numbers={**first.numbers, "layers": len(chain)})
 
 
 def _source_rule(
@@ -380,22 +392,79 @@ def _negative(measured: Measured) -> Iterator[Finding]:
 
 @rule(CATALOGUE["batchnorm-drift"])
 def _drifts(measured: Measured) -> Iterator[Finding]:
-    for finding, _ in _sources((_drift(drift, measured.thresholds), True) for drift in measured.drifts):
-        shift, ratio = (float(finding.numbers[name] or 0) for name in ("shift", "ratio"))
-        wide = shift > _WIDE_SHIFT or ratio > _WIDE_RATIO
-        words = ["assumed"] * measured.assumed + ["few"] * (measured.few and not wide)
-        yield CATALOGUE["batchnorm-drift"].as_case(finding, " ".join(words))
+    """The first BatchNorms whose inputs do not match their statistics, or suddenly match them far less than before."""
+    steps, found = _sudden(measured), dict[int, Finding]()
+    for at, drift in enumerate(measured.drifts):
+        finding, step = _drift(drift, measured), steps.get(drift.layer)
+        if step is not None:
+            finding = replace(step, severity="warning") if finding and finding.severity == "warning" else step
+        found |= {at: finding} if finding is not None else {}
+    strong = [at for at, finding in found.items() if float(finding.numbers.get("times") or 0) >= WEAK_STEP]
+
+    def follows(chain: list[int], at: int) -> bool:
+        own = found[at].layer in steps and found[chain[0]].severity == "note"
+        return at > min(strong, default=at) or (at - 1 in chain and not own)
+
+    yield from (_source([found[at] for at in chain]) for chain in chains(found, follows))
 
 
-def _drift(drift: BatchNormDrift, thresholds: StatisticsThresholds) -> Finding | None:
+def _drift(drift: BatchNormDrift, measured: Measured) -> Finding | None:
     if not drift.updated or drift.items < 2:
         return None
     shift, ratio = drift.median_shift, drift.median_ratio
-    if not (shift > thresholds.shift or ratio > thresholds.ratio):
+    if not (shift > measured.thresholds.shift or ratio > measured.thresholds.ratio):
         return None
+    wide = shift > _WIDE_SHIFT or ratio > _WIDE_RATIO
+    words = ["assumed"] * measured.assumed + ["few"] * (measured.few and not wide)
     text = f"in the median channel the mean is off by {shift:.3g} standard deviations, the variance by a factor"
     numbers = {"shift": shift, "ratio": ratio}
-    return CATALOGUE["batchnorm-drift"].finding(drift.layer, f"{text} {ratio:.3g}", numbers=numbers)
+    return CATALOGUE["batchnorm-drift"].finding(drift.layer, f"{text} {ratio:.3g}", " ".join(words), numbers=numbers)
+
+
+def _sudden(measured: Measured) -> dict[str, Finding]:
+    """The BatchNorms whose inputs differ far more from their statistics than the inputs of the BatchNorms before.
+
+    On few images all drift a little, later ones more: only a sudden step is a finding.
+    """
+    largest, found = dict[str, float](), dict[str, Finding]()
+    if math.isinf(measured.thresholds.shift) and math.isinf(measured.thresholds.ratio):
+        return found
+    for drift in measured.drifts:
+        if not (drift.updated and drift.items >= FEW_VALUES and all(map(math.isfinite, (*drift.shift, *drift.ratio)))):
+            continue
+        now = drift.distances()
+        times = {name: value / max(_STEPS[name], _STEP * largest.get(name, 0.0)) for name, value in now.items()}
+        if measured.images < _MANY_IMAGES:
+            times["sudden_variance"] = 0.0
+        if measured.images == 1 and not largest.get("sudden_profile") and now["sudden_profile"] <= 1 + _OPPOSITE:
+            times["sudden_profile"] = 0.0  # the means of one image are its own, and no earlier BatchNorm says how much
+        most = max(times, key=lambda name: times[name])
+        if largest and times[most] > 1:
+            sure = measured.images >= _MANY_IMAGES and times[most] >= _SURE
+            finding = _step(drift, most, times[most], now, largest)
+            found[drift.layer] = replace(finding, severity="warning") if sure else finding
+        largest = {name: max(value, largest.get(name, 0.0)) for name, value in now.items()}
+    return found
+
+
+def _step(drift: BatchNormDrift, most: str, times: float, now: dict[str, float], before: dict[str, float]) -> Finding:
+    kind, value, numbers = CATALOGUE["sudden-drift"], now[most], {**now, "times": times}
+    if now["sudden_profile"] and drift.correlation < -_OPPOSITE:
+        text = f"the means of its inputs correlate with the running means by {drift.correlation:.2f}, as if signs were"
+        return kind.finding(drift.layer, f"{text} wrong", "sign", numbers=numbers)
+    channel = int(abs(drift.shift).argmax())
+    text = {
+        "sudden_shift": f"the mean of its inputs is off by {value:.3g} standard deviations",
+        "sudden_variance": f"the median variance of its inputs is off by a factor of {math.exp(min(value, 80)):.3g}",
+        "sudden_ratio": f"the variance of its inputs is off by a factor of {value:.3g}",
+        "sudden_channel": f"the mean of channel {channel} is off by {value:.3g} standard deviations",
+        "sudden_profile": f"the means of its inputs correlate with the running means by only {1 - value:.2f}",
+    }[most]
+    if before.get(most):  # 0 is not measured
+        usual = 1 - before[most] if most == "sudden_profile" else before[most]
+        text += f" (earlier BatchNorms: at {'least' if most == 'sudden_profile' else 'most'} {usual:.2g})"
+    channels = (channel,) if most == "sudden_channel" else None
+    return kind.finding(drift.layer, text, channels=channels, numbers=numbers)
 
 
 @rule(CATALOGUE["few-images"])

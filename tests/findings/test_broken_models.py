@@ -185,7 +185,7 @@ BROKEN: dict[str, tuple[Callable[[], nn.Module], Break, int, dict[str, tuple[str
         residual, filled("3.bn1.running_var", 0.0), 3,
         {
             "weights": ("warning", "collapsed-variance", "3.bn1.running_var"),
-            "stats": ("warning", "batchnorm-drift", "3.bn1"),
+            "stats": ("warning", "sudden-drift", "3.bn1"),
         },
     ),
     "most scales lost": (

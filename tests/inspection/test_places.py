@@ -10,13 +10,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from hookscope import load_model, open_image
+from hookscope import diagnose, load_model, open_image
 from hookscope.findings import CATALOGUE
 from hookscope.inspection.findings import network_findings
 from hookscope.inspection.places import MOST, find_places
 from hookscope.models import LoadedModel
 from hookscope.models.choices import PreprocessChoice
-from hookscope.statistics import StatisticsThresholds, find_problems
 from tests.inspection import faults
 from tests.nets import Function
 
@@ -131,27 +130,20 @@ def test_a_layer_that_was_initialised_again_is_reported(shapes: Loaded) -> None:
     assert first.numbers["bound"] == pytest.approx(bound, rel=0.01)
 
 
-def test_a_first_batchnorm_that_is_off_under_an_assumed_mean_and_std_names_the_cause_that_stats_names(
-    normalised: Loaded,
-) -> None:
-    loaded, inputs = normalised
-    assert not loaded.preprocess.assumes_values
-    for net, said in ((loaded, CATALOGUE["sudden-drift"].text()), (loaded.model, None)):
-        evidence = faults.evidence_of(net, 2 * inputs[:3] + 1)  # as with another mean and std
-        [first] = [each for each in network_findings(evidence) if each.finding == "sudden-drift"][:1]
-        drifts = evidence.totals.drifts()
-        assert first.layer == drifts[0].layer
-        assumed = evidence.net.preprocess.assumes_values
-        stats = find_problems(evidence.statistics, drifts, len(inputs), StatisticsThresholds(), assumed)
-        [drift] = [each for each in stats if each.finding == "batchnorm-drift"][:1]
-        assert first.meaning == said if said else first.meaning.startswith(drift.meaning)
+def test_the_first_place_is_the_first_of_stats_too(normalised: Loaded) -> None:
+    planted = plant("foreign", normalised, "features.7.squeeze.1", normalised[1])
+    evidence = faults.evidence_of(planted.net, planted.inputs)
+    found, (place, *_) = diagnose(evidence.totals)[:1], find_places(evidence)
+    assert [(each.finding, each.layer, each.severity) for each in found] == [(place.kind, planted.layer, "warning")]
+    assert place.layer == planted.layer
 
 
 def test_findings_on_one_layer_and_the_batchnorm_behind_it_are_one_place(normalised: Loaded) -> None:
     layer = "features.10.squeeze.0"
     planted = plant("scale", normalised, layer, normalised[1][:3])
     evidence = faults.evidence_of(planted.net, planted.inputs)
-    assert {"sudden-drift", "outlier-layer"} <= {finding.finding for finding in network_findings(evidence)}
+    found = {finding.finding for finding in (*evidence.findings, *network_findings(evidence))}
+    assert {"sudden-drift", "outlier-layer"} <= found
     first, *others = find_places(evidence)
     assert (first.kind, first.layer) == ("outlier-layer", f"{layer}.weight")
     assert [other for other in others if other.finding is not None] == []
