@@ -489,8 +489,8 @@ _note(
 )
 _note(
     "collapsed-variance",
-    "The channel had the same value for every training image: its filter is dead, or nothing reaches it.",
-    "Prune the channel, or look for dead ReLUs before it.",
+    "The channel had the same value for every training image, or its variance was overwritten.",
+    "Run stats on images: if inputs of the channel vary, load the checkpoint again. Otherwise prune the channel.",
     Threshold(
         "collapsed", 0.01, "running variance over eps: below it less than a tenth of the channel's spread is left"
     ),
@@ -859,12 +859,17 @@ _note(
     Threshold("sudden_sure", 1.3, "chosen: this far beyond a threshold, on eight images or more, it is a warning"),
     cases={
         "undone": _as_warning(
-            "The network was probably trained with this change: a step is missing here, or there is one too many.",
+            "The network was probably trained with this change: weights are exchanged, or a step is missing here, or"
+            " there is one too many.",
             "Compare the forward pass with the code of the training.",
         ),
         "sign": Case(
             "The layer seems to compute the opposite of what its BatchNorm expects.",
             "Compare the weights with the checkpoint: their signs may have been changed.",
+        ),
+        "lost": _as_warning(
+            "A BatchNorm divides by the root of its running variance, so it makes these channels far too large.",
+            "Load running_var again: it was probably overwritten or damaged.",
         ),
     },
 )
@@ -979,6 +984,12 @@ _note(
         "largest over second largest norm of the weights of a channel: ten trained networks reach 1.41",
     ),
     Threshold("outlier_value", 4.0, "largest over second largest bias or scale: the same networks reach 2.1 and 3.4"),
+    cases={
+        "answer": _as_warning(
+            "One class has by far the largest bias, and every image gets this class.",
+            "Compare the biases with the checkpoint: one may have been overwritten.",
+        )
+    },
 )
 _note(
     "outlier-layer",
@@ -994,6 +1005,7 @@ _note(
     Threshold("large_bias", 8.0, "chosen: median size of the biases, and over the largest of another layer"),
     cases={
         "alone": _as_warning(),
+        "sign": _as_warning("Training leaves most scales above 0: the signs of these were probably changed."),
         "bias": _as_warning("Biases this large fix the values of the layer: its input hardly matters."),
     },
 )

@@ -44,6 +44,7 @@ _FULL = 0.97  # of the bound of an initialisation, which the largest of 256 weig
 def network_findings(evidence: InspectionEvidence) -> list[Finding]:
     """The findings on the whole network, in order of `REPORT_ORDER`; the input is judged by the first BatchNorms."""
     weights, undone = list(_weights(evidence.net.model)), list(_undone(evidence))
+    weights = [_deciding(evidence, finding) for finding in weights]
     scaled = any(finding.finding == "outlier-layer" for finding in weights)  # another input would undo that
     initial = [finding for finding in weights if finding.finding == "initial-weights"]
     random = list(_random(evidence, initial))
@@ -62,6 +63,15 @@ def network_findings(evidence: InspectionEvidence) -> list[Finding]:
         *unrepeated(evidence.net, evidence.inputs, next(iter(evidence.scores), None)),
     ]
     return [*([] if scaled else _input(evidence)), *answers, *undone, *weights, *unusual]
+
+
+def _deciding(evidence: InspectionEvidence, finding: Finding) -> Finding:
+    """The finding on a bias, as a warning if it gives all of several images its class."""
+    last = next((row.name for row in reversed(evidence.parameters)), "")
+    answers = [int(scores.argmax()) for scores in evidence.scores if scores is not None]
+    kind = CATALOGUE["outlier-weights"]
+    decides = finding.finding == kind.name and finding.layer == last and len(answers) >= _SOME_IMAGES
+    return kind.as_case(finding, "answer") if decides and {*answers} == {*(finding.channels or ())} else finding
 
 
 def _probabilities(evidence: InspectionEvidence) -> Iterator[Finding]:

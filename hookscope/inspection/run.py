@@ -416,6 +416,11 @@ class InspectionRun:
 
     def _notes(self) -> Iterator[str]:
         yield from self.net.notes
+        if not self.collector.totals.batch_norms and not self.reference:
+            yield spelled(
+                "no BatchNorm: only ‹reference=|--reference› can tell whether layers get values as in training, and"
+                " whether images are prepared as there"
+            )
         for image in self.input_images:
             yield from (f"{image.name}: {note}" for note in image.notes)
         for record in self.records:

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 
 from hookscope.hooks import HookHandles, differentiable, is_leaf, tensors_in
 from hookscope.inspection.facts import InspectionEvidence
@@ -44,6 +45,7 @@ def what_would_fit(evidence: InspectionEvidence, layer: str) -> tuple[str, str, 
                 turned = [computes(torch.cat(values.split(parts, 1)[::-1], 1)) for values in before]
                 changed.append((f"with what {feeder} reads in another order", turned))
             changed += _changes(before, read, f" before {feeder}", computes)
+            changed += _exchanged(modules, feeder, before)
         tried = {words: _distance(evidence, values, layer) for words, values in changed}
         for other, norm in norms.items():
             if other != layer and norm.channels == norms[layer].channels:
@@ -104,6 +106,18 @@ def _changes(
         if all(one.shape == other.shape for one, other in pairs) and not _same(*pairs[0]):
             yield f"with the input of {block} added{where}", [computes(one + other) for one, other in pairs]
             yield f"without the input of {block}{where}", [computes(one - other) for one, other in pairs]
+
+
+def _exchanged(modules: Mapping[str, nn.Module], feeder: str, before: Values) -> Iterator[tuple[str, Values]]:
+    """What the layer ``feeder`` returns with the weights of each other layer of its class and size."""
+    own: Any = modules[feeder]
+    for name, other in modules.items():
+        weight = getattr(other, "weight", None)
+        if type(other) is not type(own) or other is own or not isinstance(weight, Tensor):
+            continue
+        if weight.shape == own.weight.shape:
+            values = [functional_call(own, {"weight": weight}, (each,)) for each in before]
+            yield f"with the weights of {name} in {feeder}", values
 
 
 def _parts(evidence: InspectionEvidence, feeder: str) -> list[int]:

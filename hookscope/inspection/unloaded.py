@@ -20,6 +20,7 @@ from hookscope.inspection.facts import InspectionEvidence
 
 _FEW_OTHERS = 4  # of one class, for each that is unlike them
 _LARGE_EPS, _TIMES_EPS = 1e-2, 100.0
+_OPPOSITE = 0.9  # share of the scales of a norm below 0, where others have as many above
 _TIMES_SCALE = 30.0  # last norms of trained transformers have up to ten times the usual scale
 _ROUNDED, _FEW_ROUNDED = default("rounded-weights", "values"), default("rounded-weights", "few_weights")
 _LARGE_BIAS, _PRUNED = default("outlier-layer", "large_bias"), default("rounded-weights", "zeros")
@@ -59,6 +60,12 @@ def _norms(model: nn.Module) -> Iterator[Finding]:
         for name in (name for name, scale in scales.items() if scale > _TIMES_SCALE * usual > 0):
             text = f"its scales are {scales[name] / usual:.3g} times the scales of the other layers of its kind"
             yield CATALOGUE["outlier-layer"].finding(f"{name}.weight", text, "alone")
+        shares = {name: float((weight < 0).float().mean()) for name, weight in weights.items()}
+        for name, share in shares.items():
+            if share > _OPPOSITE and np.median([*shares.values()]) < 1 - _OPPOSITE:
+                text = f"{percent(share)} of its scales are below 0, in the median layer of its kind"
+                text += f" {percent(float(np.median([*shares.values()])))}"
+                yield CATALOGUE["outlier-layer"].finding(f"{name}.weight", text, "sign", numbers={"below": share})
         sizes = {name: float(eps) for name, module in norms.items() if (eps := getattr(module, "eps", None))}
         usual = float(np.median([*sizes.values()])) if sizes else 0.0
         odd = [name for name, eps in sizes.items() if eps >= max(_LARGE_EPS, _TIMES_EPS * usual)]

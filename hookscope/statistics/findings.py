@@ -126,6 +126,7 @@ FEW_VALUES = 16
 """Values of a channel, of which no variance is known."""
 _MANY_IMAGES = 8  # of which the variances of channels are known well enough
 _OPPOSITE = 0.5
+_LOST = 1e3  # ratio of the variances of a channel, over the median ratio
 
 RULES = Rules("activations", lambda measured: measured.layers)
 rule, layer_rule = RULES.rule, RULES.row_rule
@@ -439,16 +440,22 @@ def _sudden(measured: Measured) -> dict[str, Finding]:
         if measured.images == 1 and not largest.get("sudden_profile") and now["sudden_profile"] <= 1 + _OPPOSITE:
             times["sudden_profile"] = 0.0  # the means of one image are its own, and no earlier BatchNorm says how much
         most = max(times, key=lambda name: times[name])
-        if largest and times[most] > 1:
+        if largest and times[most] > (1 if measured.images >= _MANY_IMAGES else WEAK_STEP):
             sure = measured.images >= _MANY_IMAGES and times[most] >= _SURE
-            finding = _step(drift, most, times[most], now, largest)
+            finding = _step(drift, most, times[most], now, largest, measured.images)
             found[drift.layer] = replace(finding, severity="warning") if sure else finding
         largest = {name: max(value, largest.get(name, 0.0)) for name, value in now.items()}
     return found
 
 
-def _step(drift: BatchNormDrift, most: str, times: float, now: dict[str, float], before: dict[str, float]) -> Finding:
+def _step(
+    drift: BatchNormDrift, most: str, times: float, now: dict[str, float], before: dict[str, float], images: int
+) -> Finding:
     kind, value, numbers = CATALOGUE["sudden-drift"], now[most], {**now, "times": times}
+    lost = tuple((drift.ratio > _LOST * drift.median_ratio).nonzero()[0].tolist())
+    if lost:
+        text = f"the running variance of {counted(len(lost), 'channel')} is near 0, but the inputs vary: {listed(lost)}"
+        return kind.finding(drift.layer, text, "lost", channels=lost, numbers=numbers)
     if now["sudden_profile"] and drift.correlation < -_OPPOSITE:
         text = f"the means of its inputs correlate with the running means by {drift.correlation:.2f}, as if signs were"
         return kind.finding(drift.layer, f"{text} wrong", "sign", numbers=numbers)
@@ -463,6 +470,7 @@ def _step(drift: BatchNormDrift, most: str, times: float, now: dict[str, float],
     if before.get(most):  # 0 is not measured
         usual = 1 - before[most] if most == "sudden_profile" else before[most]
         text += f" (earlier BatchNorms: at {'least' if most == 'sudden_profile' else 'most'} {usual:.2g})"
+    text += f", on only {counted(images, 'image')}" if images < _MANY_IMAGES else ""
     channels = (channel,) if most == "sudden_channel" else None
     return kind.finding(drift.layer, text, channels=channels, numbers=numbers)
 

@@ -429,3 +429,9 @@ class TestErrors:
             inspect(in_place(), "nothing.png")
         with pytest.raises(LayerError, match="no layer 'conv9'"):
             inspect(in_place(), noise(), "conv9")
+
+
+def test_a_note_says_what_cannot_be_judged_without_batchnorm() -> None:
+    for norm, said in ((nn.Identity(), 1), (nn.BatchNorm2d(3), 0)):
+        net = ready(nn.Sequential(nn.Conv2d(3, 3, 3), norm, nn.AdaptiveAvgPool2d(1), nn.Flatten()))
+        assert sum(note.startswith("no BatchNorm: ") for note in inspect(net, noise()).notes) == said

@@ -92,11 +92,16 @@ def test_statistics_of_two_layers_that_were_exchanged_are_named_and_a_strange_la
     net.eval()
     first, second = (net[at][1] for at in (1, 3))
     kept = {name: value.clone() for name, value in first.state_dict().items()}
-    first.load_state_dict(second.state_dict())
+    theirs = {name: value.clone() for name, value in second.state_dict().items()}
+    first.load_state_dict(theirs)
     second.load_state_dict(kept)
     found = what_would_fit(evidence_of(net, images[:8]), "1.1")
     assert found is not None and found[1] == "with the running statistics of 3.1"
-    second.load_state_dict(first.state_dict())
     first.load_state_dict(kept)
+    second.load_state_dict(theirs)
+    net[1][0].weight, net[2][0].weight = net[2][0].weight, net[1][0].weight
+    found = what_would_fit(evidence_of(net, images[:8]), "1.1")
+    assert found is not None and found[1] == "with the weights of 2.0 in 1.0"
+    net[1][0].weight, net[2][0].weight = net[2][0].weight, net[1][0].weight
     nn.init.normal_(net[1][0].weight, std=2.0)
     assert what_would_fit(evidence_of(net, images[:8]), "1.1") is None

@@ -39,6 +39,12 @@ def test_one_norm_as_before_training_is_named_and_all_of_them_are_not() -> None:
     assert found(net) == [("initial-weights", "2.1.weight", "warning")]
 
 
+def test_a_norm_whose_scales_changed_their_sign_is_named() -> None:
+    net = stages()
+    net[2][1].weight.data.neg_()
+    assert found(net) == [("outlier-layer", "2.1.weight", "warning")]
+
+
 @pytest.mark.parametrize(("eps", "named"), [(1.0, True), (1e-6, False), (1e-3, False)])
 def test_a_norm_with_an_eps_far_above_the_others_is_named(eps: float, named: bool) -> None:
     net = stages()
@@ -239,6 +245,17 @@ def test_filters_of_one_length_and_filters_that_are_nearly_one_are_named() -> No
         ("2.weight", "all its filters have the same norm, 8"),
         ("4.weight", "its filters are nearly the same"),
     ]
+
+
+@pytest.mark.parametrize(("bias", "severity"), [(30.0, "warning"), (-30.0, "note")])
+def test_one_bias_of_the_head_is_a_warning_if_every_image_gets_its_class(bias: float, severity: str) -> None:
+    torch.manual_seed(0)
+    net: Any = nn.Sequential(nn.Conv2d(4, 4, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 5))
+    net[-1].bias.data[3] = bias
+    evidence = evidence_of(net.eval(), torch.randn(4, 4, 5, 5))
+    scores = tuple(net(image[None]).detach() for (image,) in evidence.inputs)
+    [decides] = [each for each in network_findings(replace(evidence, scores=scores)) if each.layer == "4.bias"]
+    assert (decides.finding, decides.channels, decides.severity) == ("outlier-weights", (3,), severity)
 
 
 def test_scores_that_are_cut_at_a_bound_are_named() -> None:

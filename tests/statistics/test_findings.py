@@ -347,6 +347,17 @@ def test_the_thresholds_of_drift() -> None:
     assert len(find_problems([], [drift], 20, StatisticsThresholds(shift=9, ratio=below(ratio)))) == 1
 
 
+def test_a_running_variance_of_0_is_named_with_its_channel() -> None:
+    net = plain(nn.Conv2d(3, 8, 1), nn.BatchNorm2d(8), nn.Conv2d(8, 8, 1), nn.BatchNorm2d(8))
+    net.train()(some(200, 3, 9, 9))
+    net[1].momentum = net[3].momentum = None
+    net(some(200, 3, 9, 9))
+    net[3].running_var[5] = 0.0  # type: ignore[index]
+    [finding] = diagnose(measured(net.eval(), some(20, 3, 9, 9)))
+    assert (finding.layer, finding.channels, finding.severity) == ("3", (5,), "warning")
+    assert finding.meaning == CATALOGUE["sudden-drift"].text("lost")
+
+
 def test_statistics_that_were_never_updated_do_not_drift() -> None:
     net = plain(nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3))
     assert diagnose(measured(net.eval(), 100 * some(20, 3, 9, 9))) == []
