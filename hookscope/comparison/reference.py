@@ -10,6 +10,7 @@ import numpy as np
 
 from hookscope.columns import Column, Columns
 from hookscope.comparison.pairing import SeenCall, pair_calls
+from hookscope.comparison.side import functions_of, is_layer_type
 from hookscope.display import Cells, Shown, text_of
 from hookscope.errors import InputError
 from hookscope.findings import CATALOGUE, Finding, counted, default
@@ -281,7 +282,10 @@ def _shift(before: CallRange, now: CallRange, explained: float = 0.0) -> CallShi
     dead = (now.low == now.high) & (before.low < before.high) & (far[0] > _CHANNEL)
     where = tuple(int(at) for at in np.flatnonzero(dead))
     most, name = int(by_channel[number].argmax()), f"{'zeros' if zeros[number] else NUMBERS[number]}{how}"
-    return CallShift(now.call, before.key, shift, float(times.max()), name, most, where, now.channels, now.part)
+    types, most_times, said = (before.call.type, now.call.type), float(times.max()), ""
+    if not before.part and all(map(is_layer_type, types)) and functions_of(types[0]) != functions_of(types[1]):
+        most_times, said = max(most_times, 1.01), f"it is {types[1]}, and {types[0]} in the reference"
+    return CallShift(now.call, before.key, shift, most_times, name, most, where, now.channels, now.part, said)
 
 
 def _off_directions(before: CallRange, now: CallRange, at: int, explained: float) -> float:

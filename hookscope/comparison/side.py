@@ -108,7 +108,7 @@ _WORDS = {
     "layernorm": "layernorm(alization)?",
     "groupnorm": "groupnorm(alization)?",
     "add": "(^i?|(?<=conv))add(?=relu|$)",
-    "adaptivepool": "(global|adaptive).*pool|^(reduce)?mean$",
+    "adaptivepool": "(global|adaptive)(?!max).*pool|^(reduce)?mean$",
     "maxpool": "maxpool",
     "avgpool": "(avg|average)pool",
     "dropout": "drop(out|path|block)|stochasticdepth",

@@ -440,7 +440,7 @@ def _sudden(measured: Measured) -> dict[str, Finding]:
         if measured.images == 1 and not largest.get("sudden_profile") and now["sudden_profile"] <= 1 + _OPPOSITE:
             times["sudden_profile"] = 0.0  # the means of one image are its own, and no earlier BatchNorm says how much
         most = max(times, key=lambda name: times[name])
-        if largest and times[most] > (1 if measured.images >= _MANY_IMAGES else WEAK_STEP):
+        if largest and times[most] > 1:
             sure = measured.images >= _MANY_IMAGES and times[most] >= _SURE
             finding = _step(drift, most, times[most], now, largest, measured.images)
             found[drift.layer] = replace(finding, severity="warning") if sure else finding

@@ -327,6 +327,14 @@ class Head(nn.Module):
         return self.fc(nn.functional.dropout(nn.functional.avg_pool2d(picture, 4).flatten(1), self._drop))
 
 
+def test_a_layer_of_another_class_is_named_although_the_images_do_not_show_it() -> None:
+    other = net()
+    other[4] = nn.LeakyReLU(1e-4)
+    finding = against(other, images(40, 1)).finding
+    assert finding is not None and finding.layer == "4"
+    assert finding.evidence.startswith("it is LeakyReLU, and ReLU in the reference")
+
+
 def test_what_a_layer_reads_from_an_operation_is_measured() -> None:
     def measured(drop: float, count: int, seed: int) -> SavedStatistics:
         torch.manual_seed(2)

@@ -40,7 +40,7 @@ from tests.nets import named
         ("silu", ["SiLU", "Swish", "silu_"]),
         ("hardswish", ["Hardswish", "HardSwish", "hardswish_"]),
         ("adaptivepool", ["AdaptiveAvgPool2d", "GlobalAveragePool", "ReduceMean", "mean", "adaptive_avg_pool2d"]),
-        ("maxpool", ["MaxPool2d", "MaxPool", "max_pool2d"]),
+        ("maxpool", ["MaxPool2d", "MaxPool", "max_pool2d", "AdaptiveMaxPool2d", "GlobalMaxPool"]),
         ("avgpool", ["AvgPool2d", "AveragePool", "avg_pool2d"]),
         ("add", ["add", "Add", "iadd", "aten.add.Tensor", "add_"]),
         ("add relu", ["add_relu"]),
