@@ -61,11 +61,10 @@ def _norms(model: nn.Module) -> Iterator[Finding]:
             text = f"its scales are {scales[name] / usual:.3g} times the scales of the other layers of its kind"
             yield CATALOGUE["outlier-layer"].finding(f"{name}.weight", text, "alone")
         shares = {name: float((weight < 0).float().mean()) for name, weight in weights.items()}
-        for name, share in shares.items():
-            if share > _OPPOSITE and np.median([*shares.values()]) < 1 - _OPPOSITE:
-                text = f"{percent(share)} of its scales are below 0, in the median layer of its kind"
-                text += f" {percent(float(np.median([*shares.values()])))}"
-                yield CATALOGUE["outlier-layer"].finding(f"{name}.weight", text, "sign", numbers={"below": share})
+        usual = float(np.median([*shares.values()])) if shares else 1.0
+        for name in (name for name, share in shares.items() if share > _OPPOSITE and usual < 1 - _OPPOSITE):
+            text = f"{percent(shares[name])} of its scales are below 0, and {percent(usual)} in the median layer"
+            yield CATALOGUE["outlier-layer"].finding(f"{name}.weight", text, "sign", numbers={"below": shares[name]})
         sizes = {name: float(eps) for name, module in norms.items() if (eps := getattr(module, "eps", None))}
         usual = float(np.median([*sizes.values()])) if sizes else 0.0
         odd = [name for name, eps in sizes.items() if eps >= max(_LARGE_EPS, _TIMES_EPS * usual)]
