@@ -40,11 +40,25 @@ _FEW_DEAD = 2  # layers with dead filters; an EfficientNet-Lite has 28
 _FEW_BOUNDED = 4  # layers with bounds, such as one Tanh before the last layer, which training may saturate
 _MOST_NOTES = 7  # so that the answer has places too
 
-_SPREADS = set(
-    "non-finite negative-variance exploding-weights exploding-variance exploding-activations vanishing-activations"
-    " constant-weights constant-output initial-weights outlier-layer outlier-weights never-updated sudden-drift"
-    " batchnorm-drift input-mismatch unlike-siblings attention-axis".split()
-)
+_SPREADS = {
+    "non-finite",
+    "negative-variance",
+    "exploding-weights",
+    "exploding-variance",
+    "exploding-activations",
+    "vanishing-activations",
+    "constant-weights",
+    "constant-output",
+    "initial-weights",
+    "outlier-layer",
+    "outlier-weights",
+    "never-updated",
+    "sudden-drift",
+    "batchnorm-drift",
+    "input-mismatch",
+    "unlike-siblings",
+    "attention-axis",
+}
 """Findings that change what every later layer computes."""
 _STORED = {"never-updated", "negative-variance"}  # of buffers, which follow from nothing before them
 
