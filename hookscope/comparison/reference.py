@@ -284,7 +284,7 @@ def _shift(before: CallRange, now: CallRange, explained: float = 0.0) -> CallShi
     most, name = int(by_channel[number].argmax()), f"{'zeros' if zeros[number] else NUMBERS[number]}{how}"
     types, most_times, said = (before.call.type, now.call.type), float(times.max()), ""
     if not before.part and all(map(is_layer_type, types)) and functions_of(types[0]) != functions_of(types[1]):
-        most_times, said = max(most_times, 1.01), f"it is {types[1]}, and {types[0]} in the reference"
+        most_times, said = max(most_times, _SURE), f"it is {types[1]}, and {types[0]} in the reference"
     return CallShift(now.call, before.key, shift, most_times, name, most, where, now.channels, now.part, said)
 
 
