@@ -268,15 +268,10 @@ def _iterator(
             batch_size=None,
             sampler=cast(Any, itertools.starmap(_to_read, enumerate(paths, first))),  # in this process, on demand
             num_workers=workers,
-            collate_fn=_as_it_is,
             generator=torch.Generator(),  # else it draws its seed from the global random state
             **more,
         )
         return iter(loader)
-
-
-def _as_it_is(result: Any) -> Any:
-    return result
 
 
 def _keep_quiet(worker: int) -> None:

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from hookscope.errors import WeightsError, first_line, nearest
 from hookscope.findings import counted, listed
+from hookscope.models.loaded import dtype_name
 
 # Names of state dicts in a checkpoint, those that are looked for first. Others are taken where none of these is there.
 _USUAL: tuple[str, ...] = (
@@ -366,7 +367,8 @@ def _check_types(own: Mapping[str, Tensor], state: Mapping[str, Tensor], path: s
         if isinstance(value, Tensor) and not key.endswith(_COUNTER) and not _is_kept(state.get(key, value), value)
     ]
     if wrong:
-        first = f"{wrong[0]} is {_type_name(state[wrong[0]])} where the model has {_type_name(own[wrong[0]])}"
+        held, wanted = (dtype_name(tensors[wrong[0]].dtype) for tensors in (state, own))
+        first = f"{wrong[0]} is {held} where the model has {wanted}"
         exists = f"{first}, and so are {len(wrong) - 1} more" if len(wrong) > 1 else first
         raise WeightsError(f"{path} does not hold the weights as the model has them", exists, "save them as floats")
 
@@ -377,10 +379,6 @@ def _is_kept(value: Tensor, own: Tensor) -> bool:
     if own.is_floating_point():
         return value.is_floating_point()
     return torch.equal(value.to(own.dtype).to(value.dtype), value)
-
-
-def _type_name(value: Tensor) -> str:
-    return str(value.dtype).removeprefix("torch.")
 
 
 def load_checkpoint(model: nn.Module, path: str, name: str) -> tuple[str, list[str]]:

@@ -45,7 +45,7 @@ PREPROCESS_WORDS = ("weights", "imagenet", "half", "stretch", "none")
 """The words for preprocessing, beside ``file.py:function``."""
 RESIZE_WORDS = ("shorter", "stretch", "pad")
 
-_LARGEST_SIDE = 16384
+LARGEST_SIDE = 16384
 
 
 @dataclass(frozen=True)
@@ -148,7 +148,7 @@ def parse_resize(value: Any) -> tuple[str, int]:
         return value
     match = re.fullmatch(r"(shorter|stretch|pad)|(shorter):(\d{1,5})", str(value))
     shorter = int(match[3] or 0) if match else 0
-    if match is None or shorter > _LARGEST_SIDE or (match[3] and not shorter):
+    if match is None or shorter > LARGEST_SIDE or (match[3] and not shorter):
         raise UsageError(f"no resize '{value}'", f"there are {', '.join(RESIZE_WORDS)} and shorter:PIXELS")
     return match[1] or match[2], shorter
 

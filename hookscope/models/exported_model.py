@@ -19,6 +19,7 @@ from torch.export import ExportedProgram
 from torch.export.unflatten import UnflattenedModule
 
 from hookscope.errors import InputError, ModelError
+from hookscope.models.loaded import dtype_name
 from hookscope.models.run import quiet_log
 
 _OPERATORS = re.compile(
@@ -85,11 +86,8 @@ def _input_of(program: ExportedProgram, path: str) -> tuple[tuple[int, ...], tor
     """The shape of the only input, 0 for an axis of any length, and its data type."""
     wanted = program.graph_signature.user_inputs
     inputs = [node.meta["val"] for node in program.graph.nodes if node.op == "placeholder" and node.name in wanted]
-    words = [
-        f"{str(value.dtype).removeprefix('torch.')} {'x'.join(map(str, value.shape))}"
-        for value in inputs
-        if isinstance(value, Tensor)
-    ]
+    tensors = [value for value in inputs if isinstance(value, Tensor)]
+    words = [f"{dtype_name(tensor.dtype)} {'x'.join(map(str, tensor.shape))}" for tensor in tensors]
     if len(inputs) != 1 or len(words) != 1 or inputs[0].dim() != 4 or not inputs[0].is_floating_point():
         exists = f"it takes {', '.join(words) or 'no tensor'}"
         raise ModelError(f"{path} does not take one batch of images (N, C, H, W)", exists)

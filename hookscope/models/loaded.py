@@ -26,14 +26,12 @@ from hookscope.models.transforms import Transforms, usual_transforms
 CLIP_FRAMES = 16
 _AS_GIVEN = "as given"  # the label of the weights of a plain module
 
+# By the package, and how the name of the class ends.
 _FAMILIES = {
-    "torchvision.models.detection": "detection",
-    "torchvision.models.segmentation": "segmentation",
-    "torchvision.models.video": "video",
-    "torchvision.models.optical_flow": "optical_flow",
-}
-# Of other packages: the package, and how the name of the class ends.
-_TASKS = {
+    ("torchvision.models.detection", ""): "detection",
+    ("torchvision.models.segmentation", ""): "segmentation",
+    ("torchvision.models.video", ""): "video",
+    ("torchvision.models.optical_flow", ""): "optical_flow",
     ("transformers.", "ForObjectDetection"): "batched_detection",
     ("transformers.", "ForSemanticSegmentation"): "segmentation",
     ("ultralytics.", "DetectionModel"): "batched_detection",
@@ -53,10 +51,7 @@ def family_of(model: nn.Module) -> str:
     Detectors of torchvision take lists of pictures (``detection``), detectors of transformers and ultralytics batches.
     A model with convolutions of three dimensions alone takes clips or volumes, and counts as ``video``.
     """
-    for package, family in _FAMILIES.items():
-        if any(cls.__module__.startswith(package) for cls in type(model).__mro__):
-            return family
-    for (package, end), family in _TASKS.items():
+    for (package, end), family in _FAMILIES.items():
         if any(cls.__module__.startswith(package) and cls.__name__.endswith(end) for cls in type(model).__mro__):
             return family
     dimensions = {len(module.kernel_size) for module in _convolutions(model)}

@@ -22,12 +22,13 @@ from typing import Any
 from hookscope.display import Rows
 from hookscope.errors import ModelError, SelectionError, WeightsError, nearest
 from hookscope.findings import counted
+from hookscope.models.choices import LARGEST_SIDE
 from hookscope.models.names import BUNDLED, LITE_PARAMETERS, BundledModel, lite_names, package_versions, weights_path
 from hookscope.system import cache
 
 _LONGEST_HEADER = 100_000_000  # bytes, the limit of safetensors itself
-_LARGEST_SIDE = 16384
 _TRANSFORMS = ("resize_size", "crop_size", "mean", "std")
+_TASKS = ("detection", "segmentation", "video", "optical_flow")  # folders of builders in torchvision.models
 
 
 @dataclass(frozen=True)
@@ -147,7 +148,7 @@ def _is_count(value: Any) -> bool:
 
 
 def _is_side(value: Any) -> bool:
-    return _is_count(value) and value <= _LARGEST_SIDE
+    return _is_count(value) and value <= LARGEST_SIDE
 
 
 def _are(is_valid: Callable[[Any], bool], values: Any) -> bool:
@@ -166,15 +167,6 @@ _ENTRIES: dict[str, tuple[str, Callable[[Any], bool]]] = {
     ),
     "accuracy": ("a share between 0 and 1", lambda value: _is_number(value) and 0 <= value <= 1),
     "held_out": ("a number of images", _is_count),
-}
-
-# By the folder of a builder in torchvision.models; the builders in that folder itself are for classification.
-_TASKS = {
-    "detection": "detection",
-    "segmentation": "segmentation",
-    "video": "video",
-    "optical_flow": "optical_flow",
-    "quantization": "quantized",
 }
 
 
@@ -290,8 +282,8 @@ def _from_torchvision() -> tuple[ModelInfo, ...]:
 
 
 def _describe(name: str, models: Any) -> ModelInfo:
-    module = f"{models.get_model_builder(name).__module__}."
-    task = next((task for folder, task in _TASKS.items() if f".models.{folder}." in module), "classification")
+    folder = models.get_model_builder(name).__module__.split(".")[-2]
+    task = "quantized" if folder == "quantization" else folder if folder in _TASKS else "classification"
     weights = _weights(name, models)
     if not weights:
         return ModelInfo(name, task)

@@ -121,14 +121,8 @@ def _content(nodes: Iterable[NodeProto], constants: Container[str]) -> str:
 Array = NDArray[Any]
 
 # The names that torch gives to the constant inputs of an operator, by their position.
-_CONVOLUTION = {1: "weight", 2: "bias"}
-_PARAMETERS = {
-    "Conv": _CONVOLUTION,
-    "ConvTranspose": _CONVOLUTION,
-    "Gemm": _CONVOLUTION,
-    "LayerNormalization": _CONVOLUTION,
-    "InstanceNormalization": _CONVOLUTION,
-    "GroupNormalization": _CONVOLUTION,
+_NORMS = ("LayerNormalization", "InstanceNormalization", "GroupNormalization")
+_PARAMETERS = {kind: {1: "weight", 2: "bias"} for kind in ("Conv", "ConvTranspose", "Gemm", *_NORMS)} | {
     "BatchNormalization": {1: "weight", 2: "bias", 3: "running_mean", 4: "running_var"},
     "PRelu": {1: "weight"},
     "MatMul": {1: "weight"},
@@ -190,26 +184,22 @@ class OnnxGraph:
                 embedded[name] = self.constants[name]
         inputs, outputs = [], []
         for name in [*part.inputs, *part.shapes, *parameters]:
-            if name in self._quantized:
-                scale = self._quantized[name]
-                nodes.insert(0, helper.make_node("QuantizeLinear", [as_float(name), *scale], [name]))
-                embedded |= {constant: self.constants[constant] for constant in scale}
-                name, kind = as_float(name), self.type_of(scale[0])
-            else:
-                kind = self.type_of(name)
-            inputs.append(helper.make_tensor_value_info(name, kind, None))
+            scale, fed = self._quantized.get(name, ()), self.fed_name(name)
+            if scale:
+                nodes.insert(0, helper.make_node("QuantizeLinear", [fed, *scale], [name]))
+            embedded |= {constant: self.constants[constant] for constant in scale}
+            inputs.append(helper.make_tensor_value_info(fed, self.type_of(scale[0] if scale else name), None))
         for name in part.outputs:
-            if name in self._quantized:
-                scale = self._quantized[name]
-                nodes.append(helper.make_node("DequantizeLinear", [name, *scale], [as_float(name)]))
-                embedded |= {constant: self.constants[constant] for constant in scale}
-                name = as_float(name)
-            outputs.append(helper.make_empty_tensor_value_info(name))
+            scale, fed = self._quantized.get(name, ()), self.fed_name(name)
+            if scale:
+                nodes.append(helper.make_node("DequantizeLinear", [name, *scale], [fed]))
+            embedded |= {constant: self.constants[constant] for constant in scale}
+            outputs.append(helper.make_empty_tensor_value_info(fed))
         return self._session(nodes, inputs, outputs, embedded)
 
     def fed_name(self, name: str) -> str:
         """The name of the input or output of a session for the value ``name``."""
-        return as_float(name) if name in self._quantized else name
+        return f"{name}::float" if name in self._quantized else name
 
     def type_of(self, name: str) -> int:
         if name in self.constants:
@@ -351,14 +341,13 @@ class OnnxGraph:
             outside = [name for name in used if name not in own and name not in self.constants]
             part.inputs = [name for name in outside if name in by_value]
             part.shapes = [name for name in outside if name not in by_value]
-            within = {name for node in part.nodes for name in _inputs_of(node)}
             part.outputs = [
                 name
                 for node in part.nodes
                 for name in node.output
                 if name
                 and node.op_type != "DynamicQuantizeLinear"
-                and (taken[name] > (name in within) or name in self.outputs)
+                and (taken[name] > (name in used) or name in self.outputs)
             ]
             part.outputs = part.outputs or [name for name in part.nodes[-1].output if name]  # nothing takes them
             part.varying = [name in by_value for name in part.outputs]
@@ -412,23 +401,7 @@ def _inputs_of(node: NodeProto) -> list[str]:
     return list(dict.fromkeys(names))
 
 
-def as_float(name: str) -> str:
-    """The name of the floating-point twin of a value of 8 bits."""
-    return f"{name}::float"
-
-
-_TYPES = {
-    "tensor(float)": TensorProto.FLOAT,
-    "tensor(float16)": TensorProto.FLOAT16,
-    "tensor(double)": TensorProto.DOUBLE,
-    "tensor(bfloat16)": TensorProto.BFLOAT16,
-    "tensor(bool)": TensorProto.BOOL,
-    "tensor(string)": TensorProto.STRING,
-} | {
-    f"tensor({sign}int{bits})": getattr(TensorProto, f"{sign}int{bits}".upper())
-    for sign in ("", "u")
-    for bits in (8, 16, 32, 64)
-}
+_TYPES = {f"tensor({name.lower()})": number for name, number in TensorProto.DataType.items()}
 
 
 def make_session(model: str | bytes, optimised: bool) -> onnxruntime.InferenceSession:

@@ -314,17 +314,15 @@ def _crop_range(side: int, crop: int, floor: bool) -> tuple[int, int]:
 
 def usual_transforms(family: str) -> Transforms:
     """Torchvision's usual transforms for a family, for models without transforms of their own."""
-    if family == "detection":
-        return Transforms()
-    if family == "optical_flow":
-        return Transforms.of(presets.OpticalFlow())
-    if family == "batched_detection":
-        return Transforms(Resize("stretch", (640, 640)), imagenet_transforms().values)
-    if family == "segmentation":
-        return Transforms.of(presets.SemanticSegmentation(resize_size=520))
-    if family == "video":
-        return Transforms.of(presets.VideoClassification(crop_size=(112, 112), resize_size=(128, 171)))
-    return imagenet_transforms()
+    usual = imagenet_transforms()
+    others = {
+        "detection": Transforms(),
+        "optical_flow": Transforms.of(presets.OpticalFlow()),
+        "batched_detection": Transforms(Resize("stretch", (640, 640)), usual.values),
+        "segmentation": Transforms.of(presets.SemanticSegmentation(resize_size=520)),
+        "video": Transforms.of(presets.VideoClassification(crop_size=(112, 112), resize_size=(128, 171))),
+    }
+    return others.get(family, usual)
 
 
 def imagenet_transforms(crop: int = 224, resize: int = 256, **normalisation: Sequence[float]) -> Transforms:
