@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import chain, islice
+from itertools import chain, islice, takewhile
 from pathlib import PurePath
 from typing import Any
 
@@ -67,7 +67,7 @@ class Listener:
     interrupt: Callable[[int], None] = _ignore
 
 
-PNG = b"\x89PNG\r\n\x1a\n"
+PNG, PNG_TEXT = b"\x89PNG\r\n\x1a\n", (b"tEXt", b"zTXt", b"iTXt")
 PROVENANCE = "hookscope"
 """The keyword of the text chunk that every PNG of hookscope has."""
 
@@ -92,14 +92,18 @@ def picture_format(head: bytes) -> str:
 
 def is_drawn_by_hookscope(head: bytes) -> bool:
     """Whether these first bytes begin a PNG with provenance; it stands before the pixels."""
-    if not head.startswith(PNG):
-        return False
-    at = len(PNG)
-    while (kind := head[at + 4 : at + 8]) and kind != b"IDAT":
-        if kind in (b"tEXt", b"zTXt", b"iTXt") and head.startswith(PROVENANCE.encode() + b"\0", at + 8):
-            return True
-        at += 12 + int.from_bytes(head[at : at + 4])  # length, type and checksum take 12 bytes
-    return False
+    before_pixels = takewhile(lambda chunk: chunk[0] != b"IDAT", png_chunks(head))
+    keyword = PROVENANCE.encode() + b"\0"
+    return any(kind in PNG_TEXT and chunk.startswith(keyword, 8) for kind, chunk in before_pixels)
+
+
+def png_chunks(content: bytes) -> Iterator[tuple[bytes, bytes]]:
+    """The type and the bytes of each chunk of a PNG file; none of another file."""
+    at = len(PNG) if content.startswith(PNG) else len(content)
+    while at < len(content):
+        end = at + 12 + int.from_bytes(content[at : at + 4])  # length, type and checksum take 12 bytes
+        yield content[at + 4 : at + 8], content[at:end]
+        at = end
 
 
 def is_picture_suffix(suffix: str) -> bool:

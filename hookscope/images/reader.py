@@ -23,11 +23,13 @@ from hookscope.errors import ImageError, UsageError, check_whole, kind_of, print
 from hookscope.images.find import (
     FORMATS,
     PNG,
+    PNG_TEXT,
     ImageWarning,
     find_pictures,
     foreign_kind,
     is_remote,
     picture_format,
+    png_chunks,
     read_remote,
     unreadable,
 )
@@ -322,15 +324,8 @@ def _decode(
 
 def _without_text(content: bytes) -> bytes:
     """A PNG file without text and colour profile, which Pillow unpacks with the pixels; other files as they are."""
-    if not content.startswith(PNG):
-        return content
-    kept, at = [PNG], len(PNG)
-    while at < len(content):
-        end = at + 12 + int.from_bytes(content[at : at + 4], "big")  # length, type, data, checksum
-        if content[at + 4 : at + 8] not in (b"tEXt", b"zTXt", b"iTXt", b"iCCP"):
-            kept.append(content[at:end])
-        at = end
-    return b"".join(kept)
+    kept = [chunk for kind, chunk in png_chunks(content) if kind not in (*PNG_TEXT, b"iCCP")]
+    return PNG + b"".join(kept) if kept else content
 
 
 def _open(content: bytes, name: str) -> ImageFile.ImageFile:
@@ -362,7 +357,11 @@ def _take_frames(image: ImageFile.ImageFile, name: str, count: int) -> tuple[tup
     for position in sorted(set(positions)):
         image.seek(position)
         _check_shape(image.size, name, len(set(positions)))  # each page of a TIFF has its own size
-        frames[position] = _upright_rgb(image, name, notes)
+        raw_mode = str(image.tile[0][3]) if image.tile else ""  # how the file stores samples; gone after load()
+        image.load()
+        rgb = _to_rgb(image, raw_mode, name, notes)
+        rgb.info.clear()
+        frames[position] = _upright(rgb, image, notes)
     sizes = dict.fromkeys(f"{frame.width}x{frame.height}" for frame in frames.values())
     if len(sizes) > 1:
         raise ImageError(f"'{name}' has frames of different sizes", ", ".join(sizes), "ask for one frame")
@@ -391,14 +390,6 @@ def _check_shape(size: tuple[int, int], name: str, count: int = 1) -> None:
     if max(size) > MAX_SIDE_RATIO * min(size):
         limit = f"{shape}; one side may be {MAX_SIDE_RATIO} times the other"
         raise ImageError(f"'{name}' is too narrow: its shorter side cannot be resized", limit, "crop it")
-
-
-def _upright_rgb(image: ImageFile.ImageFile, name: str, notes: list[str]) -> Image.Image:
-    raw_mode = str(image.tile[0][3]) if image.tile else ""  # how the file stores samples; gone after load()
-    image.load()
-    rgb = _to_rgb(image, raw_mode, name, notes)
-    rgb.info.clear()
-    return _upright(rgb, image, notes)
 
 
 def _upright(picture: Image.Image, file: ImageFile.ImageFile, notes: list[str]) -> Image.Image:

@@ -136,12 +136,12 @@ def _importable(source: str) -> Iterator[None]:
 
 def _import_source(source: str, spec: str) -> ModuleType:
     """The module ``source``, a file or a dotted name, for the MODEL text ``spec``."""
+    asked = source if spec == source else f"{source} for {spec}"
     if source.endswith(".py") and not Path(source).is_file():
-        files = [path.name for path in Path(source).parent.glob("*.py")] if Path(source).parent.is_dir() else []
-        asked = f"no file '{source}'" + (f" for {spec}" if spec != source else "")
-        raise ModelError(asked, nearest(Path(source).name, files))
+        files = [path.name for path in Path(source).parent.glob("*.py")]
+        raise ModelError(f"no file '{source}'{asked.removeprefix(source)}", nearest(Path(source).name, files))
     try:
-        with build_errors_as_model_errors(f"cannot import {source}" + (f" for {spec}" if spec != source else "")):
+        with build_errors_as_model_errors(f"cannot import {asked}"):
             return _import_file(source) if source.endswith(".py") else importlib.import_module(source)
     except ModelError as error:
         package, _, name = source.rpartition(".")

@@ -36,6 +36,7 @@ class WeightsKind(Enum):
 
 
 WEIGHTS_WORDS = (WeightsKind.AUTO.value, WeightsKind.DEFAULT.value, WeightsKind.NONE.value)
+OTHER_WEIGHTS = "use ‹weights='none'|--weights none›, or a checkpoint file"
 
 _RANDOM = "random (seed "
 
@@ -253,8 +254,7 @@ class MadeSource(ModelSource):
             net = self.make(pretrained=True)
             missing = "" if net is not None else f"weights of {self.text} are random (seed {seed}): {self.missing}"
             if missing and weights.kind is WeightsKind.DEFAULT:
-                do = "use ‹weights='none'|--weights none›, or a checkpoint file"
-                raise WeightsError(f"no weights for {self.text}: {self.missing}", do=do)
+                raise WeightsError(f"no weights for {self.text}: {self.missing}", do=OTHER_WEIGHTS)
         if net is None:
             torch.default_generator.manual_seed(seed)  # a failed attempt may have drawn numbers
             self.label = random_label(seed)

@@ -76,10 +76,10 @@ class Preprocess(Shown):
         if self.channels == 1:
             frames = [frame.convert("L") for frame in frames]
         if self.family != "video":
-            return transforms.values(_as_floats(F.pil_to_tensor(transforms.resize(frames[0]))))
+            return transforms.values(F.pil_to_tensor(transforms.resize(frames[0])).float().div(255))
         frames = frames if len(frames) == self.frames else frames[:1] * self.frames
         clip = transforms.resize(torch.stack([F.pil_to_tensor(frame) for frame in frames]))
-        return transforms.values(_as_floats(clip)).movedim(0, 1)
+        return transforms.values(clip.float().div(255)).movedim(0, 1)
 
     def _own(self, transforms: OwnTransforms, image: Image.Image) -> Tensor:
         tensor = transforms(image)
@@ -284,7 +284,3 @@ class Preprocess(Shown):
         if isinstance(self.transforms, OwnTransforms):
             return steps + (f", {self.size[0]}x{self.size[1]}" if self.size else "")
         return f"grey, {steps}" if self.channels == 1 else steps
-
-
-def _as_floats(tensor: Tensor) -> Tensor:
-    return tensor.float().div(255)

@@ -37,7 +37,7 @@ from hookscope.models.checkpoints import (
 )
 from hookscope.models.loaded import LoadedModel, family_of, is_quantized, native_size
 from hookscope.models.metadata import WeightsMetadata, read_description, read_metadata
-from hookscope.models.model_source import Progress, Skeleton, WeightsChoice, WeightsKind, random_label
+from hookscope.models.model_source import OTHER_WEIGHTS, Progress, Skeleton, WeightsChoice, WeightsKind, random_label
 from hookscope.models.names import BUNDLED, BundledModel, broken_pair, torchvision_names, weights_path
 from hookscope.models.run import build_on_meta, quiet_and_seeded
 from hookscope.models.transforms import Transforms, imagenet_transforms, usual_transforms
@@ -77,8 +77,7 @@ def fetch(url: str, progress: Progress | None = None) -> Path:
         where = f"{url} to {path.parent}" if error.filename else url
         reason = getattr(error, "reason", None) or error.strerror or error or type(error).__name__
         reason = "there is no network, or no such host" if isinstance(reason, socket.gaierror) else reason
-        do = "use ‹weights='none'|--weights none›, or a checkpoint file"
-        raise WeightsError(f"cannot download {where}: {reason}{damaged}", do=do) from error
+        raise WeightsError(f"cannot download {where}: {reason}{damaged}", do=OTHER_WEIGHTS) from error
     return path
 
 
@@ -220,9 +219,7 @@ def load_from_torchvision(name: str, weights: WeightsChoice, seed: int, progress
     entry = _named_entry(name, weights.text) if weights.kind is WeightsKind.NAME else default
     if entry is None:
         if weights.kind is WeightsKind.DEFAULT:
-            raise WeightsError(
-                f"torchvision has no weights for {name}", do="use ‹weights='none'|--weights none›, or a checkpoint file"
-            )
+            raise WeightsError(f"torchvision has no weights for {name}", do=OTHER_WEIGHTS)
         return _random(architecture, seed, usual.without_weights(f"{random}: torchvision has none"))
     try:
         file = fetch(entry.url, progress)

@@ -24,7 +24,7 @@ from hookscope.errors import (
     nearest,
 )
 from hookscope.geometry import effective_fields
-from hookscope.hooks import OPERATION, Selection
+from hookscope.hooks import OPERATION, Selection, enclosing
 from hookscope.models import (
     AUTOCAST,
     LoadedModel,
@@ -211,16 +211,7 @@ def _measured(
     model = model.to(where, conditions.dtype)
     inputs = subject.inputs(batch, where, conditions.dtype, conditions.optimizer is not None)
     with model_errors_as_input_errors(subject.name, inputs):
-        times = measure_step(
-            model,
-            inputs,
-            conditions.optimizer,
-            blocks=conditions.blocks,
-            autocast=conditions.autocast,
-            repeats=repeats,
-            warm_up=warm_up,
-            on_progress=on_progress,
-        )
+        times = measure_step(model, inputs, conditions, repeats=repeats, warm_up=warm_up, on_progress=on_progress)
     image = subject.inputs(1, where, conditions.dtype)
     return times, _effective_fields(model, subject.name, image, record.trace.calls, notes, on_progress)
 
@@ -288,12 +279,10 @@ def _params_of_calls(trace: Trace) -> Counter[int]:
     params: Counter[int] = Counter()
     counted: set[int] = set()
     for layer in trace.layers:
-        name = layer.name
-        while name and name not in first:
-            name = name.rpartition(".")[0]
+        name = next((name for name in enclosing(layer.name) if name in first), None)
         own = set(layer.parameters) - counted
         counted |= own
-        if name in first:
+        if name is not None:
             params[first[name]] += sum(trace.sizes[parameter] for parameter in own)
     return params
 
@@ -316,13 +305,12 @@ def _least_batch(peak: Callable[[int], int], batch: int) -> int:
     return 1
 
 
-def _largest_batch(peak_of: Callable[[int], int], limit: int, least: int = 1) -> int:
+def _largest_batch(peak: Callable[[int], int], limit: int, least: int = 1) -> int:
     """The largest batch whose peak is at most ``limit``; 0 if the peak of the ``least`` batch is larger.
 
     The peak is a line in the batch, or several lines that meet, so few steps find it. Both the batch and the next one
     are tried.
     """
-    peak = functools.cache(peak_of)
     if peak(least) > limit:
         return 0
     low, high = least, least + 1

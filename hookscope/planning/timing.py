@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from bisect import bisect
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -32,8 +32,8 @@ from hookscope.hooks import (
     tensors_in,
 )
 from hookscope.planning.facts import Measured, Timing
-from hookscope.planning.step import checkpoint_blocks
-from hookscope.planning.subject import OptimizerLike, build_optimizer, state_tensors
+from hookscope.planning.step import Conditions, checkpoint_blocks
+from hookscope.planning.subject import build_optimizer, state_tensors
 from hookscope.scores import Loss
 from hookscope.tracing import everything_as_before
 
@@ -50,32 +50,29 @@ class CallTimes:
 def measure(
     model: nn.Module,
     inputs: tuple[Any, ...],
-    optimizer: OptimizerLike | None = None,
+    conditions: Conditions,
     *,
-    blocks: Sequence[str] = (),
-    autocast: torch.dtype | None = None,
     repeats: int = 10,
     warm_up: int = 3,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> CallTimes:
     """Run steps of ``model`` on its device, and put back what they change.
 
-    A step is a forward pass in eval mode without gradients. With ``optimizer`` it is a forward pass in train mode with
-    checkpointing of ``blocks``, a backward pass from the mean square of the outputs, and a step of the optimizer. The
-    forward pass runs under `torch.autocast` if a type is given. Steps with hooks, which time the calls, and steps
-    without, which time the whole, take turns.
+    A step is a forward pass in eval mode without gradients. With an optimizer it is a forward pass in train mode, a
+    backward pass from the mean square of the outputs, and a step of the optimizer. Steps with hooks, which time the
+    calls, and steps without, which time the whole, take turns.
     """
     check_hookable(model)
     total = warm_up + 2 * repeats + 2
     report = on_progress or (lambda done, total: None)
-    training = optimizer is not None
+    training = conditions.optimizer is not None
     with (
         everything_as_before(model, training),
         _parameters_kept(model) if training else nullcontext(),
         torch.set_grad_enabled(training),
     ):
-        checkpoint_blocks(model, blocks)
-        step = _TimedStep(model, inputs, optimizer, autocast)
+        checkpoint_blocks(model, conditions.blocks)
+        step = _TimedStep(model, inputs, conditions)
         whole: list[list[tuple[Any, Any]]] = []
         calls: list[_SelfTimes] = []
         for done in range(total - 2):
@@ -89,7 +86,7 @@ def measure(
         saved = step.saved_bytes() if training else 0
         report(total - 1, total)
         peak = step.peak_bytes()
-        macs, moved = speed(step.clock.device, autocast or step.dtype)
+        macs, moved = speed(step.clock.device, conditions.autocast or step.dtype)
         report(total, total)
     step.clock.wait()
     phases = zip(*([step.clock.seconds(*part) for part in parts] for parts in whole), strict=True)
@@ -317,30 +314,27 @@ def _overhead_of_hooks(clock: _Clock) -> dict[str, float]:
 class _TimedStep:
     """One step of a model, run in ways that measure something else each time."""
 
-    def __init__(
-        self, model: nn.Module, inputs: tuple[Any, ...], optimizer: OptimizerLike | None, autocast: torch.dtype | None
-    ) -> None:
-        self._autocast = autocast
-        self._model, self._inputs, self._trains = model, inputs, optimizer is not None
+    def __init__(self, model: nn.Module, inputs: tuple[Any, ...], conditions: Conditions) -> None:
+        self._model, self._inputs, self._autocast = model, inputs, conditions.autocast
         self._tensors = [*model.parameters(), *model.buffers(), *tensors_in(inputs).values()]
         self.clock, self.dtype = _Clock(self._tensors[0].device), self._tensors[0].dtype
         self._optimizer = None
         self._overhead = _overhead_of_hooks(self.clock) if self.clock.device.type == "cpu" else {}
-        if optimizer is not None:
+        if conditions.optimizer is not None:
             trained: list[Tensor] = [parameter for parameter in model.parameters() if parameter.requires_grad]
-            self._optimizer = build_optimizer(optimizer, trained, self.clock.device.type)
+            self._optimizer = build_optimizer(conditions.optimizer, trained, self.clock.device.type)
 
     def run(self) -> list[tuple[Any, Any]]:
         self._clear()
         self.clock.wait()
         outputs, forward = self._timed(self._forward)
-        if not self._trains:
+        if self._optimizer is None:
             return [forward]
         loss = Loss("mse").of(outputs)[0]
         del outputs
         _, backward = self._timed(loss.backward)
         del loss
-        return [forward, backward, self._timed(self._update)[1]]
+        return [forward, backward, self._timed(self._optimizer.step)[1]]
 
     def _timed(self, run: Callable[[], Any]) -> tuple[Any, tuple[Any, Any]]:
         start = self.clock.now()
@@ -350,8 +344,9 @@ class _TimedStep:
         self._clear()
         times = _SelfTimes(self._model, self.clock, self._overhead)
         self.clock.wait()
-        _run_timed(times, self._forward, self._trains)
-        self._update()
+        _run_timed(times, self._forward, self._optimizer is not None)
+        if self._optimizer is not None:
+            self._optimizer.step()
         return times
 
     def saved_bytes(self) -> int:
@@ -401,7 +396,3 @@ class _TimedStep:
     def _forward(self) -> Any:
         with torch.autocast(self.clock.device.type, self._autocast, enabled=self._autocast is not None):
             return self._model(*self._inputs)
-
-    def _update(self) -> None:
-        if self._optimizer is not None:
-            self._optimizer.step()

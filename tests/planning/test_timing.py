@@ -14,10 +14,12 @@ from torch.utils.checkpoint import checkpoint
 
 from hookscope.hooks import ModelSnapshot
 from hookscope.planning import Timing, timing
+from hookscope.planning.step import Conditions
 from hookscope.planning.timing import CallTimes, measure, speed
 from tests.nets import Fails, Function, named
 
 SGD = partial(torch.optim.SGD, lr=0.1)
+INFERENCE, TRAINING = Conditions("cpu"), Conditions("cpu", optimizer=SGD)
 
 
 class HandClock:
@@ -74,7 +76,7 @@ def _medians(times: dict[str, Timing]) -> dict[str, float]:
 def test_each_call_has_its_own_time_forward_and_backward(clock: HandClock) -> None:
     twice = Slow(clock, 2, 5)
     net = Function(lambda net, x: net.b(net.a(net.b(x))), a=Slow(clock, 1, 3), b=twice)
-    times = measure(net, (torch.ones(2),), optimizer=SGD, repeats=2, warm_up=0)
+    times = measure(net, (torch.ones(2),), TRAINING, repeats=2, warm_up=0)
     assert _medians(times.forward) == {"b": 2, "a": 1, "b#1": 2}
     assert _medians(times.backward) == {"b": 5, "a": 3, "b#1": 5}
     assert (times.step.forward.median, times.step.backward, times.step.optimizer) == (
@@ -87,7 +89,7 @@ def test_each_call_has_its_own_time_forward_and_backward(clock: HandClock) -> No
 def test_a_block_that_computes_beside_its_layers_has_only_its_own_time(clock: HandClock) -> None:
     beside = Slow(clock, 7, 11)  # no child: its work is that of the block
     block = Function(lambda net, x: net.layer(x) + beside(x), layer=Slow(clock, 1, 3))
-    times = measure(named(block=block), (torch.ones(2),), optimizer=SGD, repeats=1, warm_up=0)
+    times = measure(named(block=block), (torch.ones(2),), TRAINING, repeats=1, warm_up=0)
     assert _medians(times.forward) == {"block": 7, "block.layer": 1}
     assert _medians(times.backward) == {"block": 11, "block.layer": 3}
 
@@ -95,7 +97,7 @@ def test_a_block_that_computes_beside_its_layers_has_only_its_own_time(clock: Ha
 def test_what_checkpointing_computes_again_is_time_of_the_backward_pass(clock: HandClock) -> None:
     block = named(slow=Slow(clock, 2, 5), last=nn.Tanh())  # saves its output, so all of the block runs again
     net = Function(lambda net, x: checkpoint(net.block, x, use_reentrant=False), block=block)
-    times = measure(net, (torch.ones(2),), optimizer=SGD, repeats=1, warm_up=0)
+    times = measure(net, (torch.ones(2),), TRAINING, repeats=1, warm_up=0)
     assert (_medians(times.forward), _medians(times.backward)) == ({"block.slow": 2}, {"block.slow": 7})
 
 
@@ -108,7 +110,7 @@ def test_a_call_that_fails_and_is_caught_keeps_the_others_apart(clock: HandClock
         raise AssertionError
 
     net = Function(forward, fails=named(inner=Fails()), slow=Slow(clock, 2))
-    assert _medians(measure(net, (torch.ones(2),), repeats=1, warm_up=0).forward) == {"slow": 2}
+    assert _medians(measure(net, (torch.ones(2),), INFERENCE, repeats=1, warm_up=0).forward) == {"slow": 2}
 
 
 def test_median_and_quartiles_of_repeats_without_warm_up(clock: HandClock) -> None:
@@ -118,7 +120,7 @@ def test_median_and_quartiles_of_repeats_without_warm_up(clock: HandClock) -> No
         clock.seconds += next(seconds)
         return x
 
-    step = measure(Function(wait), (torch.ones(2),), repeats=5, warm_up=1).step
+    step = measure(Function(wait), (torch.ones(2),), INFERENCE, repeats=5, warm_up=1).step
     assert (step.forward, step.backward, step.optimizer) == (Timing(3, 2, 4), None, None)
     assert (step.repeats, step.warm_up) == (5, 1)
 
@@ -128,7 +130,7 @@ def test_model_is_as_before() -> None:
     net[0].weight.grad = torch.ones(4, 4)
     net[1].weight.requires_grad_(False)
     before, values = ModelSnapshot(net), [parameter.detach().clone() for parameter in net.parameters()]
-    measure(net, (torch.randn(3, 4, generator=torch.Generator().manual_seed(0)),), optimizer=SGD, repeats=1)
+    measure(net, (torch.randn(3, 4, generator=torch.Generator().manual_seed(0)),), TRAINING, repeats=1)
     # writes that put values back count as writes
     assert {change.what for change in before.changes()} <= {f"parameter '{name}'" for name in ("weight", "bias")}
     assert all(map(torch.equal, net.parameters(), values))
@@ -138,7 +140,8 @@ def test_model_is_as_before() -> None:
 def test_progress_and_phases(optimizer: str | None) -> None:
     done: list[tuple[int, int]] = []
     net = Function(lambda net, x: {"out": net.layer(x) + 1}, layer=nn.Linear(2, 2))
-    times = measure(net, (torch.ones(1, 2),), optimizer, repeats=2, warm_up=1, on_progress=lambda *at: done.append(at))
+    step = Conditions("cpu", optimizer=optimizer)
+    times = measure(net, (torch.ones(1, 2),), step, repeats=2, warm_up=1, on_progress=lambda *at: done.append(at))
     assert {"", "layer", "::add"} <= times.forward.keys() and bool(times.backward) == bool(optimizer)
     assert done[0] == (0, 7) and done[-1] == (7, 7)
     assert times.step.macs_per_second / times.step.bytes_per_second == 3
@@ -152,7 +155,7 @@ def test_the_graph_of_a_measured_step_is_freed() -> None:
         gc.collect()
         return sum(issubclass(type(kept), Tensor) and kept.shape == (53, 37) for kept in gc.get_objects())
 
-    measure(net, (torch.ones(53, 37),), SGD, repeats=1, warm_up=1)
+    measure(net, (torch.ones(53, 37),), TRAINING, repeats=1, warm_up=1)
     assert living() == 0
 
 
@@ -164,10 +167,11 @@ def test_peak_and_saved_bytes_are_those_on_paper() -> None:
     n, batch = 64, 32
     weights, activation = 4 * 2 * n * n, 4 * batch * n
     net, x = _mlp(n), torch.ones(batch, n)
-    step = measure(net, (x,), repeats=1, warm_up=0).step
+    step = measure(net, (x,), INFERENCE, repeats=1, warm_up=0).step
     # the input, and two activations at a time
     assert (step.saved, step.peak) == (0, weights + 3 * activation)
-    step = measure(net, (x,), optimizer=partial(torch.optim.SGD, lr=0.1, momentum=0.9), repeats=1, warm_up=0).step
+    momentum = Conditions("cpu", optimizer=partial(torch.optim.SGD, lr=0.1, momentum=0.9))
+    step = measure(net, (x,), momentum, repeats=1, warm_up=0).step
     # ReLU and the second layer save the same tensor; the input exists anyway
     assert step.saved == activation
     # weights, momentum and gradients at the end of the backward pass, and then no activation but the input and output
@@ -177,11 +181,12 @@ def test_peak_and_saved_bytes_are_those_on_paper() -> None:
 def test_autocast_runs_the_step_in_its_type_and_checkpointing_saves_less() -> None:
     seen: list[torch.dtype] = []
     net = Function(lambda net, x: seen.append((y := net.layer(x)).dtype) or y, layer=nn.Linear(2, 2))
-    measure(net, (torch.ones(1, 2),), SGD, autocast=torch.bfloat16, repeats=1, warm_up=0)
+    measure(net, (torch.ones(1, 2),), Conditions("cpu", autocast=torch.bfloat16, optimizer=SGD), repeats=1, warm_up=0)
     assert set(seen) == {torch.bfloat16}
     blocks = [_mlp(16) for _ in range(4)]
     net = nn.Sequential(*blocks)
-    times = measure(net, (torch.ones(8, 16),), SGD, blocks=["0", "1", "2", "3"], repeats=1, warm_up=0)
+    conditions = Conditions("cpu", optimizer=SGD, blocks=("0", "1", "2", "3"))
+    times = measure(net, (torch.ones(8, 16),), conditions, repeats=1, warm_up=0)
     assert times.step.saved == 3 * 4 * 8 * 16  # the input of each block, the first of which exists anyway
 
 
@@ -233,7 +238,7 @@ def test_times_of_the_calls_add_up_to_the_whole_pass(name: str, monkeypatch: pyt
 
     monkeypatch.setattr(timing, "perf_counter", time.process_time)  # other programs do not count
     net, x = models.get_model(name, weights=None).train(), torch.randn(4, 3, 224, 224)
-    times: CallTimes = measure(net, (x,), optimizer=SGD, repeats=9, warm_up=2)
+    times: CallTimes = measure(net, (x,), TRAINING, repeats=9, warm_up=2)
     for phase, whole in ((times.forward, times.step.forward), (times.backward, times.step.backward)):
         assert whole is not None
         assert sum(call.median for call in phase.values()) == pytest.approx(whole.median, rel=0.1)
