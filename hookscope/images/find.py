@@ -178,11 +178,8 @@ def _expanded(path: str) -> Sequence[str]:
 def label_of(path: str, folders: Iterable[str]) -> str:
     """The name of the folder of an image, if it is inside one of ``folders``, as ``cat`` of ``photos/cat/1.png``."""
     below = {os.path.abspath(folder) for folder in folders}
-    folder = os.path.dirname(os.path.abspath(path))
-    above = os.path.dirname(folder)
-    while below and above not in below and above != os.path.dirname(above):
-        above = os.path.dirname(above)
-    return os.path.basename(folder) if path != "-" and above in below and folder not in below else ""
+    folder, *above = map(str, PurePath(os.path.abspath(path)).parents)
+    return os.path.basename(folder) if path != "-" and folder not in below and not below.isdisjoint(above) else ""
 
 
 def read_names(data: bytes, source: str) -> list[str]:

@@ -139,33 +139,27 @@ def _is_name(value: Any) -> bool:
     return isinstance(value, str) and value.isprintable() and bool(value.strip())
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and -1e6 <= value <= 1e6  # NaN is not
+def _is_number(value: Any, least: float = -1e6, most: float = 1e6) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and least <= value <= most  # NaN is not
 
 
-def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+def _is_count(value: Any, most: float = math.inf) -> bool:
+    return isinstance(value, int) and _is_number(value, 1, most)
 
 
-def _is_side(value: Any) -> bool:
-    return _is_count(value) and value <= LARGEST_SIDE
-
-
-def _are(is_valid: Callable[[Any], bool], values: Any) -> bool:
-    return isinstance(values, list) and len(values) > 0 and all(map(is_valid, values))
+def _are(is_valid: Callable[[Any], bool], values: Any, count: int = 0) -> bool:
+    fits = isinstance(values, list) and (len(values) == count if count else len(values) > 0)
+    return fits and all(map(is_valid, values))
 
 
 _ENTRIES: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "model": ("a name", _is_name),
     "categories": ("a list of names", lambda value: _are(_is_name, value)),
-    "resize_size": ("a number of pixels", _is_side),
-    "crop_size": ("a number of pixels", _is_side),
-    "mean": ("three numbers", lambda value: _are(_is_number, value) and len(value) == 3),
-    "std": (
-        "three numbers above 0",
-        lambda value: _are(lambda number: _is_number(number) and number > 0, value) and len(value) == 3,
-    ),
-    "accuracy": ("a share between 0 and 1", lambda value: _is_number(value) and 0 <= value <= 1),
+    "resize_size": ("a number of pixels", lambda value: _is_count(value, LARGEST_SIDE)),
+    "crop_size": ("a number of pixels", lambda value: _is_count(value, LARGEST_SIDE)),
+    "mean": ("three numbers", lambda value: _are(_is_number, value, 3)),
+    "std": ("three numbers above 0", lambda value: _are(_is_number, value, 3) and min(value) > 0),
+    "accuracy": ("a share between 0 and 1", lambda value: _is_number(value, 0, 1)),
     "held_out": ("a number of images", _is_count),
 }
 

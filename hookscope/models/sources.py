@@ -334,16 +334,13 @@ class TransformersSource(MadeSource):
     @classmethod
     def detections(cls, output: Any) -> list[Detections] | None:
         """What ``post_process_object_detection`` of the model's image processor returns."""
-        if (
-            not isinstance(output, Mapping)
-            or not {"logits", "pred_boxes"} <= output.keys()
-            or output["logits"].dim() != 3
-        ):
+        logits = output.get("logits") if isinstance(output, Mapping) else None
+        if logits is None or "pred_boxes" not in output or logits.dim() != 3:
             return None
         import torch
         from torchvision.ops import box_convert
 
-        logits, boxes = output["logits"], box_convert(output["pred_boxes"], "cxcywh", "xyxy")
+        boxes = box_convert(output["pred_boxes"], "cxcywh", "xyxy")
         if type(output).__name__.startswith(_WITH_NO_OBJECT):
             scores, labels = logits.softmax(-1)[..., :-1].max(-1)
         else:

@@ -6,6 +6,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from heapq import heapify, heappop, heappush
 from itertools import count, pairwise
 from typing import TYPE_CHECKING
@@ -255,16 +256,15 @@ class _Sketch:
             before = folded.get(before, before)
             a, b = self.nodes[before], self.nodes[after]
             follows = self.readers()[before] == {after} and self.reads[after].keys() == {before}
-            if follows and not (a.is_operation or b.is_operation) and self._alike(a.blocks[-1], b.blocks[0]):
+            follows = follows and not (a.is_operation or b.is_operation)
+            signature = partial(self.structure.signature, ops=False)
+            if follows and signature(a.blocks[-1:]) == signature(b.blocks[:1]):
                 self._readers, folded[after] = None, before
                 a.blocks += b.blocks
                 del self.nodes[after], self.reads[after]
                 for reads in self.reads.values():
                     if after in reads:
                         reads[before] = reads.pop(after)
-
-    def _alike(self, a: CallBlock, b: CallBlock) -> bool:
-        return self.structure.signature([a], ops=False) == self.structure.signature([b], ops=False)
 
     def meet(self) -> None:
         """Let lines that run to several readers meet at a junction, as in a dense block."""

@@ -106,10 +106,10 @@ class CheckComparison:
         """The result; ``nothing`` is the note of a check that compared nothing."""
         if not self.compared:
             return Check(self.name, None, 0, None, note="; ".join([nothing, *self.notes]))
-        if not self.offences:
-            return Check(self.name, True, self.compared, self.largest, self.layer, "; ".join(self.notes))
-        note = f"{len(self.offences)} of {self.compared} differ"
-        return Check(self.name, False, self.compared, self.largest, self.offences[0], "; ".join([note, *self.notes]))
+        layer, notes = self.layer, self.notes
+        if self.offences:
+            layer, notes = self.offences[0], [f"{len(self.offences)} of {self.compared} differ", *notes]
+        return Check(self.name, not self.offences, self.compared, self.largest, layer, "; ".join(notes))
 
 
 def verify(net: AnyModel, pictures: Any, layers: Layers = "all", types: Iterable[Any] | None = None) -> Rows[Check]:

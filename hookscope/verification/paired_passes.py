@@ -227,7 +227,7 @@ class PairedPasses:
     def __init__(
         self, net: LoadedModel, pictures: Sequence[Tensor], selection: Selection, types: tuple[Any, ...] | None
     ) -> None:
-        self.net, self.pictures, self.selection, self.types = net, pictures, selection, types
+        self.net, self.model, self.pictures, self.selection, self.types = net, net.model, pictures, selection, types
         signatures: dict[Call, CallSignature] = {}
 
         def note_signature(call: Call, *rest: Any) -> None:
@@ -248,10 +248,6 @@ class PairedPasses:
         self.calls = tuple(call for call in signatures if observer.wanted(call))
         self.signatures = {call.key: signatures[call] for call in self.calls}
         self.total = observer.progress.total
-
-    @property
-    def model(self) -> nn.Module:
-        return self.net.model
 
     def changes_after_exception(self) -> list[StateChange]:
         """The parts of the state that a capture changes when an exception ends its pass half-way."""
