@@ -129,6 +129,7 @@ _PLAIN_PNM = re.compile(rb"P[1-3]\s+[#\d]")
 _HEAD_BYTES = 64
 _PROVENANCE_BYTES = 1 << 16  # it stands before the pixels; a colour profile may stand before it
 _OWN = "hookscope picture"
+_NAME_A_FOLDER = "name a folder with JPEG, PNG or similar files"
 
 
 def find_pictures(paths: Sequence[str], limit: int | None = None) -> list[str]:
@@ -332,9 +333,7 @@ def _without_pictures(folder: str, others: Counter[str], first_file: str) -> Ima
     counts = ", ".join(counted(count, kind) for kind, count in others.items())
     kind = foreign_kind(_head(first_file)[:_HEAD_BYTES]) if first_file else ""
     example = f", such as {kind} in '{os.path.basename(first_file)}'" if kind else ""
-    return ImageError(
-        f"no images in '{folder}'", f"it holds {counts}{example}", "name a folder with JPEG, PNG or similar files"
-    )
+    return ImageError(f"no images in '{folder}'", f"it holds {counts}{example}", _NAME_A_FOLDER)
 
 
 _SCHEME = re.compile(r"([a-z][a-z0-9+.-]+)://", re.IGNORECASE)
@@ -374,7 +373,7 @@ def remote_pictures(path: str) -> Iterator[str]:
         has_any = True
         yield start + name
     if not has_any:
-        raise ImageError(f"no images in '{path}'", do="name a folder with JPEG, PNG or similar files")
+        raise ImageError(f"no images in '{path}'", do=_NAME_A_FOLDER)
 
 
 def _walk_remote(path: str, system: Any, folder: str) -> Iterator[str]:

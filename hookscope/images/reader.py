@@ -315,11 +315,9 @@ def _decode(
         if len(plain := _without_text(content)) < len(content):
             decoded, notes = _decode(plain, name, take)
             return decoded, [*notes, "its text or colour profile is damaged or too large, and was left out"]
-        reason = str(error) or type(error).__name__
+        asked = f"'{name}' cannot be decoded: {str(error) or type(error).__name__}"
         exists = f"its {len(content):,} bytes are damaged, cut short or of a rare kind"
-        raise ImageError(
-            f"'{name}' cannot be decoded: {reason}", exists, "get it again or convert it to PNG"
-        ) from error
+        raise ImageError(asked, exists, "get it again or convert it to PNG") from error
 
 
 def _without_text(content: bytes) -> bytes:
@@ -344,9 +342,8 @@ def _open(content: bytes, name: str) -> ImageFile.ImageFile:
             holds = f"it begins like {form}, but is damaged, cut short or of a rare kind"
         else:
             holds = f"it begins with the bytes {content[:8].hex(' ')}"
-        raise ImageError(
-            f"'{name}' is not an image that can be read", holds, "give a JPEG, PNG or similar file"
-        ) from error
+        asked = f"'{name}' is not an image that can be read"
+        raise ImageError(asked, holds, "give a JPEG, PNG or similar file") from error
 
 
 def _take_frames(image: ImageFile.ImageFile, name: str, count: int) -> tuple[tuple[Image.Image, ...], list[str]]:

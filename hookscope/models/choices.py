@@ -101,10 +101,8 @@ class PreprocessChoice:
             do = f"leave {given} out, or use ‹preprocess='stretch'|--preprocess stretch›"
             raise UsageError("‹preprocess='none'|--preprocess none› keeps the image's own size", do=do)
         if self.base == "stretch" and self.resize is not None and self.resize[0] != "stretch":
-            raise UsageError(
-                f"‹preprocess='stretch'|--preprocess stretch› contradicts ‹resize|--resize› {self.resize[0]}",
-                do="leave one of them out",
-            )
+            asked = f"‹preprocess='stretch'|--preprocess stretch› contradicts ‹resize|--resize› {self.resize[0]}"
+            raise UsageError(asked, do="leave one of them out")
 
 
 def parse_preprocess(text: Any) -> str:
@@ -136,9 +134,8 @@ def parse_range(value: Any) -> tuple[float, float]:
     except (TypeError, ValueError):
         low = high = 0.0
     if not low < high:
-        raise UsageError(
-            f"‹range|--range› '{value}' is not a range", do="write LOW..HIGH, such as 0..1, -1..1 or 0..255"
-        )
+        do = "write LOW..HIGH, such as 0..1, -1..1 or 0..255"
+        raise UsageError(f"‹range|--range› '{value}' is not a range", do=do)
     return low, high
 
 

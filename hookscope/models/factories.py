@@ -104,7 +104,9 @@ def build(text: str, checkpoint: str = "") -> tuple[FactoryText, nn.Module, dict
             spec = f"{factory.source}:{factory.name}"
         value = getattr(module, factory.name, None)
         if value is None:
-            raise ModelError(f"no '{factory.name}' in {factory.source}", nearest(factory.name, _factories_of(module)))
+            raise ModelError(
+                f"no '{factory.name}' in {factory.source}", nearest(factory.name, _public(module, _is_factory))
+            )
         make = partial(_called, value, factory, spec, checkpoint)
         return factory, make(), _declared(value, module), make
 
@@ -115,9 +117,7 @@ def find_in_source(spec: str) -> Any:
     with _importable(source):
         module = _import_source(source, spec)
     if not hasattr(module, name):
-        functions = [
-            key for key, value in vars(module).items() if inspect.isfunction(value) and not key.startswith("_")
-        ]
+        functions = _public(module, inspect.isfunction)
         raise ModelError(f"no '{name}' in {source}", f"it has {listed(functions)}" if functions else "")
     return getattr(module, name)
 
@@ -209,8 +209,8 @@ def _example(signature: inspect.Signature, text: FactoryText, held: Mapping[str,
 
 def _only_factory(module: ModuleType, source: str) -> str:
     """The name of the only factory in ``module``: of its own ones, else of those that it imports."""
-    names = [name for name in _models_in(module) if name not in _NOT_FACTORIES]
-    ready = [name for name in _factories_of(module) if name in names]
+    names = [name for name in _public(module, _may_be_model) if name not in _NOT_FACTORIES]
+    ready = [name for name in names if _is_factory(vars(module)[name])]
     own = [name for name in names if _is_own(vars(module)[name], module)]
     needy = [name for name in own if isinstance(vars(module)[name], type) and name not in ready]
     asking = [name for name in own if inspect.isfunction(vars(module)[name]) and name not in ready]
@@ -224,20 +224,20 @@ def _only_factory(module: ModuleType, source: str) -> str:
     raise ModelError(f"no factory in {source}", do="write a function or class that makes an nn.Module")
 
 
-def _models_in(module: ModuleType) -> list[str]:
-    """The public names in ``module`` of modules, of classes of modules, and of functions that may return one."""
+def _public(module: ModuleType, is_wanted: Callable[[Any], bool]) -> list[str]:
+    return [name for name, value in vars(module).items() if not name.startswith("_") and is_wanted(value)]
 
-    def may_be(value: Any) -> bool:
-        if isinstance(value, nn.Module):
-            return next(value.parameters(), None) is not None
-        if isinstance(value, type):
-            return issubclass(value, nn.Module)
-        returned = getattr(value, "__annotations__", {}).get("return", nn.Module)
-        if returned in (None, "None") or (isinstance(returned, type) and not issubclass(returned, nn.Module)):
-            return False
-        return inspect.isfunction(value)
 
-    return [name for name, value in vars(module).items() if not name.startswith("_") and may_be(value)]
+def _may_be_model(value: Any) -> bool:
+    """Whether it is a module, a class of modules, or a function that may return one."""
+    if isinstance(value, nn.Module):
+        return next(value.parameters(), None) is not None
+    if isinstance(value, type):
+        return issubclass(value, nn.Module)
+    returned = getattr(value, "__annotations__", {}).get("return", nn.Module)
+    if returned in (None, "None") or (isinstance(returned, type) and not issubclass(returned, nn.Module)):
+        return False
+    return inspect.isfunction(value)
 
 
 def _is_own(value: Any, module: ModuleType) -> bool:
@@ -245,21 +245,17 @@ def _is_own(value: Any, module: ModuleType) -> bool:
     return not hasattr(value, "__name__") or getattr(value, "__module__", None) == module.__name__
 
 
-def _factories_of(module: ModuleType) -> list[str]:
-    """The names in ``module`` of modules, and of functions and classes of modules that need no arguments."""
-
-    def is_factory(value: Any) -> bool:
-        if isinstance(value, nn.Module):
-            return True
-        if not callable(value) or (isinstance(value, type) and not issubclass(value, nn.Module)):
-            return False
-        try:
-            inspect.signature(value).bind()
-        except (TypeError, ValueError):
-            return False
+def _is_factory(value: Any) -> bool:
+    """Whether it is a module, or a function or class of modules that needs no arguments."""
+    if isinstance(value, nn.Module):
         return True
-
-    return [name for name, value in vars(module).items() if not name.startswith("_") and is_factory(value)]
+    if not callable(value) or (isinstance(value, type) and not issubclass(value, nn.Module)):
+        return False
+    try:
+        inspect.signature(value).bind()
+    except (TypeError, ValueError):
+        return False
+    return True
 
 
 def _declared(factory: Any, module: Any) -> dict[str, Any]:

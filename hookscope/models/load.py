@@ -93,9 +93,8 @@ def load_model(
     source = find_source(model)
     where = "cpu" if source.cpu_only and device == "auto" else pick_device(device)
     if source.cpu_only and where != "cpu":
-        raise UsageError(
-            f"{source.text} cannot run on '{device}'", "it runs on the CPU only", "give ‹device='cpu'|--device cpu›"
-        )
+        asked = f"{source.text} cannot run on '{device}'"
+        raise UsageError(asked, "it runs on the CPU only", "give ‹device='cpu'|--device cpu›")
     with quiet_and_seeded(seed):
         loaded = source.build(choice, seed, progress)
     as_loaded(replace(loaded, name=source.text)).model.eval().to(where)
@@ -158,9 +157,8 @@ def parse_dtype(text: str, device: str) -> tuple[torch.dtype | None, torch.dtype
     if word == AUTOCAST:
         name = name or dtype_name(torch.get_autocast_dtype(torch.device(device).type))
         if name not in autocast_dtypes():
-            raise UsageError(
-                f"autocast cannot compute in '{name}'", f"it takes {listed(autocast_dtypes())}", "choose one"
-            )
+            exists = f"it takes {listed(autocast_dtypes())}"
+            raise UsageError(f"autocast cannot compute in '{name}'", exists, "choose one")
         return None, getattr(torch, name)
     if text not in DTYPES:
         raise UsageError(f"no data type '{text}'", f"there are {listed([*DTYPES, AUTOCAST], 9)}", "choose one")

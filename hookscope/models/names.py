@@ -58,9 +58,8 @@ def _scan(folder: str) -> dict[str, str]:
             matches = _REGISTRATION.finditer(source.read())
         names |= {match["name"] or match["function"]: os.path.dirname(path) or "." for match in matches}
     if not names:
-        raise InstallationError(
-            "cannot read the names of torchvision's models", f"no model in {folder}", "reinstall torchvision"
-        )
+        asked = "cannot read the names of torchvision's models"
+        raise InstallationError(asked, f"no model in {folder}", "reinstall torchvision")
     return names
 
 

@@ -59,12 +59,9 @@ class Preprocess(Shown):
         if isinstance(self.transforms, OwnTransforms):
             return self._own(self.transforms, frames[0]).to(self.device, self.dtype)
         if self.channels not in (1, 3):
-            asked = f"the model takes {self.channels} channels, and an image has 3"
-            do = (
-                "give ‹preprocess=function|--preprocess file.py:function›, whose "
-                f"function makes {self.channels} channels of an image"
-            )
-            raise InputError(asked, do=do)
+            do = f"whose function makes {self.channels} channels of an image"
+            do = f"give ‹preprocess=function|--preprocess file.py:function›, {do}"
+            raise InputError(f"the model takes {self.channels} channels, and an image has 3", do=do)
         try:
             tensor = self._values(self.transforms, frames)
         except (RuntimeError, ValueError, TypeError, MemoryError) as error:
@@ -115,10 +112,8 @@ class Preprocess(Shown):
         transforms = self.transforms
         values = transforms.values if isinstance(transforms, Transforms) else transforms.normalisation
         if values is None:
-            asked = f"the normalisation of {transforms.describe()} is not known"
-            raise UsageError(
-                asked, do="give ‹mean and std, or preprocess='imagenet'|--mean and --std, or --preprocess imagenet›"
-            )
+            do = "give ‹mean and std, or preprocess='imagenet'|--mean and --std, or --preprocess imagenet›"
+            raise UsageError(f"the normalisation of {transforms.describe()} is not known", do=do)
         height, width = self.input_shape[-2:]
         return replace(self, transforms=Transforms(values=values), default_size=(height, width), size=None)
 
@@ -216,10 +211,9 @@ class Preprocess(Shown):
 
     def as_stated(self, tensor: Tensor) -> Tensor:
         """An input with the range, mean and standard deviation that the model states."""
-        own = self.transforms
-        return (
-            tensor if self.stated is None or isinstance(own, OwnTransforms) else self.stated(own.values.inverse(tensor))
-        )
+        if self.stated is None or isinstance(self.transforms, OwnTransforms):
+            return tensor
+        return self.stated(self.transforms.values.inverse(tensor))
 
     def denormalise(self, tensor: Tensor) -> Image.Image:
         """The RGB picture that the network sees: ``tensor`` without its normalisation; the first frame of a clip."""

@@ -249,26 +249,15 @@ def _costs(
     """A row for each call of a leaf, and for each other call that computes, keeps or holds something itself."""
     trace = record.trace
     params = _params_of_calls(trace)
+    forward, backward = ({}, {}) if times is None else (times.forward, times.backward)
     rows = []
     for place, (call, key, (moved, saved)) in enumerate(zip(trace.calls, record.calls, record.counted, strict=True)):
         layer = trace.layers[call.layer]
         is_layer = layer.leaf and OPERATION not in layer.name
         if is_layer or call.macs or moved or saved or params[place]:
-            row = CallCost(
-                key,
-                call.input_shape,
-                call.output_shape,
-                params[place],
-                call.macs,
-                moved,
-                saved,
-                _bound(call.macs, moved, balance),
-                *call.seen,
-                effective.get(key.key),
-            )
-            if times is not None:
-                row = replace(row, forward=times.forward.get(key.key), backward=times.backward.get(key.key))
-            rows.append(row)
+            planned = params[place], call.macs, moved, saved, _bound(call.macs, moved, balance), *call.seen
+            measured = effective.get(key.key), forward.get(key.key), backward.get(key.key)
+            rows.append(CallCost(key, call.input_shape, call.output_shape, *planned, *measured))
     return tuple(rows)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from bisect import bisect
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -311,6 +311,10 @@ def _overhead_of_hooks(clock: _Clock) -> dict[str, float]:
     return {phase: max(0.0, (hooked - plain) / times.stretches(phase)) for phase, (hooked, plain) in least.items()}
 
 
+def _storages(tensors: Iterable[Tensor]) -> dict[int, int]:
+    return {tensor.untyped_storage()._cdata: tensor.untyped_storage().nbytes() for tensor in tensors}
+
+
 class _TimedStep:
     """One step of a model, run in ways that measure something else each time."""
 
@@ -352,7 +356,7 @@ class _TimedStep:
     def saved_bytes(self) -> int:
         """Bytes of the tensors that autograd saves, without those that exist anyway; memory that several use, once."""
         self._clear()
-        present = {tensor.untyped_storage()._cdata for tensor in self._tensors}
+        present = _storages(self._tensors)
         saved: dict[int, int] = {}
 
         def pack(tensor: Tensor) -> Tensor:
@@ -369,9 +373,7 @@ class _TimedStep:
         """The largest number of bytes of tensors at any time of a step, those that exist before it included."""
         self._clear()
         state = [] if self._optimizer is None else state_tensors(self._optimizer)
-        held = {
-            tensor.untyped_storage()._cdata: tensor.untyped_storage().nbytes() for tensor in (*self._tensors, *state)
-        }
+        held = _storages([*self._tensors, *state])
         if self.clock.device.type == "cuda":
             before = torch.cuda.memory_allocated(self.clock.device)
             torch.cuda.reset_peak_memory_stats(self.clock.device)

@@ -26,9 +26,8 @@ def png_bytes(svg: str) -> bytes:
     root = ElementTree.fromstring(svg)
     width, height = float(root.attrib["width"]), float(root.attrib["height"])
     if max(width, height) * DPI / _PIXELS >= _MOST:
-        raise UsageError(
-            "the graph is too large for a PNG file", do="name it .svg, or draw fewer levels with ‹depth|--depth›"
-        )
+        do = "name it .svg, or draw fewer levels with ‹depth|--depth›"
+        raise UsageError("the graph is too large for a PNG file", do=do)
     with plain_settings():
         figure = Figure(figsize=(width / _PIXELS, height / _PIXELS))
         axes = figure.add_axes((0, 0, 1, 1), xlim=(0, width), ylim=(height, 0))

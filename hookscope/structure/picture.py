@@ -403,9 +403,8 @@ _SUFFIXES = (".svg", ".png", ".dot")
 def check_graph_file(path: str) -> None:
     """Refuse a file of another format, or one that cannot be written."""
     if os.path.splitext(path)[1].lower() not in _SUFFIXES:
-        raise UsageError(
-            f"cannot write {path}", "a graph is an SVG, PNG or DOT file", f"name it {', '.join(_SUFFIXES)}"
-        )
+        exists = "a graph is an SVG, PNG or DOT file"
+        raise UsageError(f"cannot write {path}", exists, f"name it {', '.join(_SUFFIXES)}")
     check_writable(path)
 
 
