@@ -88,18 +88,15 @@ def _state_dicts(content: Mapping[Any, Any], place: str = "") -> Iterator[tuple[
         for key, value in content.items()
         if isinstance(key, str) and isinstance(value, Mapping) and "param_groups" not in value
     }
-    usual = [key for key in _USUAL if key in inner]
-    for key in usual:
-        if place.count(".") < _DEEPEST:
-            yield from _state_dicts(inner[key], f"{place}.{key}".lstrip("."))
     # the counter of an averaged model is not a weight
     names = (key for key, value in content.items() if isinstance(value, Tensor) and isinstance(key, str))
     state = {key: content[key] for key in names if key != "n_averaged"}
+    usual = [key for key in _USUAL if key in inner]
+    for key in usual or ([] if state else inner):
+        if place.count(".") < _DEEPEST:
+            yield from _state_dicts(inner[key], f"{place}.{key}".lstrip("."))
     if state:
         yield place, state
-    elif not usual and place.count(".") < _DEEPEST:
-        for key in inner:
-            yield from _state_dicts(inner[key], f"{place}.{key}".lstrip("."))
 
 
 def _weights_in(folder: str) -> str:

@@ -104,9 +104,8 @@ def build(text: str, checkpoint: str = "") -> tuple[FactoryText, nn.Module, dict
             spec = f"{factory.source}:{factory.name}"
         value = getattr(module, factory.name, None)
         if value is None:
-            raise ModelError(
-                f"no '{factory.name}' in {factory.source}", nearest(factory.name, _public(module, _is_factory))
-            )
+            near = nearest(factory.name, _public(module, _is_factory))
+            raise ModelError(f"no '{factory.name}' in {factory.source}", near)
         make = partial(_called, value, factory, spec, checkpoint)
         return factory, make(), _declared(value, module), make
 

@@ -108,12 +108,12 @@ def read_metadata(
         description = read_description(path)
     except WeightsError as error:
         return usual.noted(f"{error}; the description is ignored")
-    labels = tuple(description.get("categories", ()))
+    labels, wrong = tuple(description.get("categories", ())), ""
     if (labels or "crop_size" in description) and family != "classification":
         wrong = f"describes a classification model, but the model is for {family.replace('_', ' ')}"
-        return usual.noted(f"{path} {wrong}; the description is ignored")
-    if labels and classes is not None and len(labels) != classes:
+    elif labels and classes is not None and len(labels) != classes:
         wrong = f"has {counted(len(labels), 'class name')} for {counted(classes, 'output')}"
+    if wrong:
         return usual.noted(f"{path} {wrong}; the description is ignored")
     transforms = usual.transforms
     if "crop_size" in description:  # and so are the others
@@ -207,13 +207,13 @@ def catalogue() -> tuple[ModelInfo, ...]:
     The first call imports torchvision (seconds). Later calls, also in other processes, read torchvision's table from
     the cache while the versions are the same; the bundled files are read each time.
     """
-    extra = [ModelInfo(name, "classification", LITE_PARAMETERS) for name in lite_names()]
     key = {**package_versions(), "fields": [field.name for field in dataclasses.fields(ModelInfo)]}
     models = _from_rows(cache.load("catalogue", key))
     if models is None:
         models = _from_torchvision()
         cache.store("catalogue", key, [dataclasses.asdict(model) for model in models])
-    models = (*models, *map(_describe_bundled, BUNDLED.values()), *extra)
+    models += tuple(map(_describe_bundled, BUNDLED.values()))
+    models += tuple(ModelInfo(name, "classification", LITE_PARAMETERS) for name in lite_names())
     return tuple(sorted(models, key=lambda model: model.name))
 
 
@@ -279,9 +279,7 @@ def _describe(name: str, models: Any) -> ModelInfo:
     folder = models.get_model_builder(name).__module__.split(".")[-2]
     task = "quantized" if folder == "quantization" else folder if folder in _TASKS else "classification"
     weights = _weights(name, models)
-    if not weights:
-        return ModelInfo(name, task)
-    meta = weights[0].meta
+    meta = weights[0].meta if weights else {}
     accuracy, metric = _headline(meta.get("_metrics"))
     return ModelInfo(
         name=name,

@@ -110,9 +110,7 @@ class OnnxModel(nn.Module):
         self.input_shape = (sizes[3], *sizes[1:3]) if self.channels_last else tuple(sizes[1:])
         self.rounds = any("Quant" in node.op_type for part in graph.parts for node in part.nodes)
         self.input_dtype = _DTYPES[value.type.tensor_type.elem_type]
-        self._steps: list[tuple[OnnxPart, OnnxLayer]] = []
-        for part in graph.parts:
-            self._steps.append((part, self._layer(part) if part.name else OnnxLayer(graph, part)))
+        self._steps = [(part, self._layer(part) if part.name else OnnxLayer(graph, part)) for part in graph.parts]
         self._endings = {
             part.outputs[0]: (_ENDINGS[part.nodes[-1].op_type], part.inputs[0])
             for part in graph.parts

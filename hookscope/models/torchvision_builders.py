@@ -211,24 +211,24 @@ def load_from_torchvision(name: str, weights: WeightsChoice, seed: int, progress
     else:
         default = _default_entry(name)
         usual = _metadata_of(default)
-    random = f"weights of {name} are random (seed {seed})"
-    if weights.kind is WeightsKind.NONE:
-        return _random(architecture, seed, usual)
     if weights.kind is WeightsKind.FILE:
         return _from_file(architecture, weights.text, usual)
     entry = _named_entry(name, weights.text) if weights.kind is WeightsKind.NAME else default
-    if entry is None:
-        if weights.kind is WeightsKind.DEFAULT:
-            raise WeightsError(f"torchvision has no weights for {name}", do=OTHER_WEIGHTS)
-        return _random(architecture, seed, usual.without_weights(f"{random}: torchvision has none"))
-    try:
-        file = fetch(entry.url, progress)
-        model = _build_with(architecture, entry, file)
-    except WeightsError as error:
-        if weights.kind is not WeightsKind.AUTO:
-            raise WeightsError(f"no weights {entry.name} for {name}: {error.asked}", error.exists, error.do) from error
-        return _random(architecture, seed, usual.without_weights(f"{random}: {error.asked}"))
-    return replace(LoadedModel.of(model, name, entry.name, _metadata_of(entry)), checkpoint=str(file))
+    missing = "" if weights.kind is WeightsKind.NONE else "torchvision has none"  # empty: none are wanted
+    if missing and entry is None and weights.kind is WeightsKind.DEFAULT:
+        raise WeightsError(f"torchvision has no weights for {name}", do=OTHER_WEIGHTS)
+    if missing and entry is not None:
+        try:
+            file = fetch(entry.url, progress)
+            loaded = LoadedModel.of(_build_with(architecture, entry, file), name, entry.name, _metadata_of(entry))
+            return replace(loaded, checkpoint=str(file))
+        except WeightsError as error:
+            if weights.kind is not WeightsKind.AUTO:
+                asked = f"no weights {entry.name} for {name}: {error.asked}"
+                raise WeightsError(asked, error.exists, error.do) from error
+            missing = error.asked
+    usual = usual.without_weights(f"weights of {name} are random (seed {seed}): {missing}") if missing else usual
+    return LoadedModel.of(architecture.build(), name, random_label(seed), usual)
 
 
 def _of_bundled(bundled: BundledModel, weights: WeightsChoice) -> tuple[WeightsChoice, WeightsMetadata]:
@@ -243,10 +243,6 @@ def _of_bundled(bundled: BundledModel, weights: WeightsChoice) -> tuple[WeightsC
         return weights, read_metadata(weights_path(bundled), bundled.classes, usual)
     except WeightsError as error:
         return weights, usual.noted(f"{error.asked}; so are its class names")
-
-
-def _random(architecture: Architecture, seed: int, metadata: WeightsMetadata) -> LoadedModel:
-    return LoadedModel.of(architecture.build(), architecture.name, random_label(seed), metadata)
 
 
 def _metadata_of(entry: Any) -> WeightsMetadata:

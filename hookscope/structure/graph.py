@@ -147,10 +147,8 @@ class _Sketch:
         return dict(shapes)
 
     def _shapes(self, call: int) -> Shapes:
-        traced = self.structure.traced
-        shape = (
-            self.structure.call(self.structure.root).input_shape if call == INPUT else traced.calls[call].output_shape
-        )
+        calls, root = self.structure.traced.calls, self.structure.call(self.structure.root)
+        shape = root.input_shape if call == INPUT else calls[call].output_shape
         return dict.fromkeys(shape.values() if isinstance(shape, dict) else [shape] if shape is not None else [])
 
     def readers(self) -> Mapping[int, set[int]]:
