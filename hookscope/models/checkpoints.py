@@ -175,7 +175,12 @@ def load_content(path: str | os.PathLike[str]) -> Any:
     if not head:
         raise WeightsError(f"cannot read weights {path}: the file is empty")
     _check_size(path, head)
-    return _load_safetensors(path) if head[8:9] == b"{" else _load_torch(path, head)
+    if head[8:9] != b"{":
+        return _load_torch(path, head)
+    try:
+        return safetensors.torch.load_file(path)
+    except Exception as error:
+        raise WeightsError(f"cannot read weights {path}: {first_line(error)}", "it is damaged or incomplete") from error
 
 
 def _check_size(path: str | os.PathLike[str], head: bytes) -> None:
@@ -192,13 +197,6 @@ def _check_size(path: str | os.PathLike[str], head: bytes) -> None:
     elif content <= max(_ALWAYS_ALLOWED, _MOST_SWELLING * size):
         return
     raise WeightsError(f"cannot read weights {path}: too large", exists, "save model.state_dict()")
-
-
-def _load_safetensors(path: str | os.PathLike[str]) -> Any:
-    try:
-        return safetensors.torch.load_file(path)
-    except Exception as error:
-        raise WeightsError(f"cannot read weights {path}: {first_line(error)}", "it is damaged or incomplete") from error
 
 
 _MODELS = {".onnx": "it is an ONNX file", ".pt2": "it is a program of torch.export"}

@@ -114,17 +114,19 @@ class Detections:
     scores: Tensor
     shares: bool = False
 
+    def at(self, places: Tensor) -> Detections:
+        """Those at these places."""
+        return Detections(self.boxes[places], self.labels[places], self.scores[places], self.shares)
+
     @property
     def by_score(self) -> Detections:
         """The same by descending score."""
-        order = self.scores.argsort(descending=True, stable=True)
-        return Detections(self.boxes[order], self.labels[order], self.scores[order], self.shares)
+        return self.at(self.scores.argsort(descending=True, stable=True))
 
     @property
     def chosen(self) -> Detections:
         """Those with a score of at least 0.05."""
-        kept = self.scores >= _LEAST_SCORE
-        return Detections(self.boxes[kept], self.labels[kept], self.scores[kept], self.shares)
+        return self.at(self.scores >= _LEAST_SCORE)
 
 
 class ModelSource(ABC):

@@ -245,7 +245,7 @@ class UltralyticsSource(MadeSource):
     @classmethod
     def detections(cls, output: Any) -> list[Detections] | None:
         """What ``non_max_suppression`` of ultralytics returns, from ``rows`` or from ``(rows, masks)``."""
-        from torchvision.ops import box_convert
+        from torchvision.ops import batched_nms, box_convert
 
         if not isinstance(output, tuple) or len(output) != 2:
             return None
@@ -265,15 +265,9 @@ class UltralyticsSource(MadeSource):
             return [Detections(image[:, :4], image[:, 5].long(), image[:, 4]).chosen for image in rows]
         boxes = box_convert(rows[:, :4].mT, "cxcywh", "xyxy")
         scores, labels = rows[:, 4 : 4 + classes].max(1)
-        return [_once(Detections(*image).chosen) for image in zip(boxes, labels, scores, strict=True)]
-
-
-def _once(image: Detections) -> Detections:
-    """Without the boxes that overlap a better one of their class."""
-    from torchvision.ops import batched_nms
-
-    kept = batched_nms(image.boxes.detach(), image.scores.detach(), image.labels, _SAME_BOX)
-    return Detections(image.boxes[kept], image.labels[kept], image.scores[kept])
+        chosen = [Detections(*image).chosen for image in zip(boxes, labels, scores, strict=True)]
+        kept = [batched_nms(each.boxes.detach(), each.scores.detach(), each.labels, _SAME_BOX) for each in chosen]
+        return [each.at(places) for each, places in zip(chosen, kept, strict=True)]
 
 
 def _config(name: str, tasks: Any) -> Any:

@@ -169,8 +169,9 @@ def _recorded(subject: Subject, batch: int, conditions: Conditions) -> tuple[Sub
     refusal: Exception | None = None
     for real in (False, True):
         try:
-            if real:
-                subject, conditions = subject.with_values(), replace(conditions, real=True)
+            conditions = replace(conditions, real=real)
+            if real and subject.bare:
+                subject = replace(subject, model=load_model(subject.name, "none", device="cpu").model, bare=False)
             return subject, conditions, run_step(subject, batch, conditions, fields=True)
         except HookscopeError:
             raise

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -119,11 +119,6 @@ class Subject:
             shape = wanted[len(wanted) > 1 :] if whole else (*shape[: len(shape) - len(wanted)], *wanted)
         dtype = loaded.preprocess.dtype or torch.float32
         return cls(loaded.model, loaded.name, shape, loaded.family, loaded.device, dtype, notes=loaded.notes)
-
-    def with_values(self) -> Subject:
-        if not self.bare:
-            return self
-        return replace(self, model=load_model(self.name, "none", device="cpu").model, bare=False)
 
     def inputs(self, batch: int, device: str, dtype: torch.dtype | None = None, train: bool = False) -> tuple[Any, ...]:
         """The positional inputs of a pass of ``batch`` images; a detector also gets targets to ``train``."""

@@ -44,7 +44,10 @@ def lay_out(sizes: Sequence[tuple[float, float]], edges: Sequence[tuple[int, int
     widths, at_rank = [width for width, _ in sizes], list(ranks)
     for node, rank in enumerate(ranks):
         rows[rank].append(node)
-    steps: dict[tuple[int, int], float] = {}  # from vertex to vertex of the next rank, with weights
+    above: defaultdict[int, dict[int, float]] = defaultdict(
+        dict
+    )  # for each vertex those of the rank above, with weights
+    under: defaultdict[int, dict[int, float]] = defaultdict(dict)
     ways: list[list[int]] = []
     lanes: dict[tuple[int, int], int] = {}
     for source, target in edges:
@@ -59,11 +62,7 @@ def lay_out(sizes: Sequence[tuple[float, float]], edges: Sequence[tuple[int, int
         way.append(target)
         ways.append(way)
         for a, b in pairwise(way):
-            steps[a, b] = _STRAIGHT if a >= len(sizes) and b >= len(sizes) else 1.0
-    above: defaultdict[int, dict[int, float]] = defaultdict(dict)
-    under: defaultdict[int, dict[int, float]] = defaultdict(dict)
-    for (a, b), weight in steps.items():
-        above[b][a], under[a][b] = weight, weight
+            above[b][a] = under[a][b] = _STRAIGHT if a >= len(sizes) and b >= len(sizes) else 1.0
     rows = _ordered(rows, above, under)
     columns = _columns(rows, widths, above, under)
     heights = [max([sizes[v][1] for v in row if v < len(sizes)], default=0.0) for row in rows]
