@@ -177,12 +177,10 @@ class OnnxGraph:
 
     def session(self, part: OnnxPart) -> onnxruntime.InferenceSession:
         """The session that runs ``part``; parameters and values of 8 bits are floating-point inputs and outputs."""
-        nodes, embedded = list(part.nodes), dict[str, Array]()
+        nodes, inputs, outputs = list(part.nodes), [], []
         parameters = [name for name, _ in part.parameters.values()]
-        for name in {name for node in part.nodes for name in _inputs_of(node) if name in self.constants}:
-            if name not in parameters:
-                embedded[name] = self.constants[name]
-        inputs, outputs = [], []
+        taken = {name for node in part.nodes for name in _inputs_of(node)}.difference(parameters)
+        embedded = {name: self.constants[name] for name in taken if name in self.constants}
         for name in [*part.inputs, *part.shapes, *parameters]:
             scale, fed = self._quantized.get(name, ()), self.fed_name(name)
             if scale:
@@ -225,8 +223,7 @@ class OnnxGraph:
                 known.update(node.output)
             else:
                 left.append(node)
-        wanted = {name for node in left for name in _inputs_of(node)} | set(self.outputs)
-        wanted &= known
+        wanted = known & {name for node in left for name in _inputs_of(node)}.union(self.outputs)
         if wanted:
             needed = {name for node in folded for name in _inputs_of(node) if name in self.constants}
             outputs = [helper.make_empty_tensor_value_info(name) for name in sorted(wanted)]
@@ -341,14 +338,8 @@ class OnnxGraph:
             outside = [name for name in used if name not in own and name not in self.constants]
             part.inputs = [name for name in outside if name in by_value]
             part.shapes = [name for name in outside if name not in by_value]
-            part.outputs = [
-                name
-                for node in part.nodes
-                for name in node.output
-                if name
-                and node.op_type != "DynamicQuantizeLinear"
-                and (taken[name] > (name in used) or name in self.outputs)
-            ]
+            given = [n for node in part.nodes if node.op_type != "DynamicQuantizeLinear" for n in node.output if n]
+            part.outputs = [name for name in given if taken[name] > (name in used) or name in self.outputs]
             part.outputs = part.outputs or [name for name in part.nodes[-1].output if name]  # nothing takes them
             part.varying = [name in by_value for name in part.outputs]
 

@@ -242,10 +242,7 @@ def _joined(runs: list[list[Any]], varying: Sequence[bool]) -> list[Any]:
     if len(outputs) == 1:
         return outputs[0]
     each_output = zip(zip(*outputs, strict=True), varying, strict=True)
-    return [
-        torch.cat([tensor.reshape(tensor.shape or (1,)) for tensor in runs]) if vary else runs[0]
-        for runs, vary in each_output
-    ]
+    return [torch.cat(torch.atleast_1d(runs)) if vary else runs[0] for runs, vary in each_output]
 
 
 def load(path: str) -> OnnxModel:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, ClassVar
@@ -61,9 +61,12 @@ class Resize:
             picture = F.pad(picture, edges, list(self.fill) or 0)
         return F.crop(picture, max(0, top), max(0, left), *self.crop)
 
-    def _crop_ranges(self, high: int, wide: int) -> tuple[tuple[int, int], tuple[int, int]]:
-        crop = self.crop or (high, wide)
-        return _crop_range(high, crop[0], self.floor), _crop_range(wide, crop[1], self.floor)
+    def _crop_ranges(self, *sides: int) -> Iterator[tuple[int, int]]:
+        """Begin and end of a centre crop along each side; it pads outside, the smaller half first."""
+        for side, crop in zip(sides, self.crop or sides, strict=True):
+            half = (side - crop) // 2 if self.floor else round((side - crop) / 2)
+            begin = -((crop - side) // 2) if crop > side else half
+            yield begin, begin + crop
 
     def resized(self, height: int, width: int) -> tuple[int, int]:
         """``(H, W)`` after the resize of a picture, before the crop."""
@@ -304,12 +307,6 @@ def _number(number: float) -> str:
 def _numbers(numbers: Sequence[float]) -> str:
     same = len(set(numbers)) == 1
     return " ".join(map(_number, numbers[:1] if same else numbers))
-
-
-def _crop_range(side: int, crop: int, floor: bool) -> tuple[int, int]:
-    """Begin and end of a centre crop along one side; it pads outside, the smaller half first."""
-    begin = -((crop - side) // 2) if crop > side else (side - crop) // 2 if floor else round((side - crop) / 2.0)
-    return begin, begin + crop
 
 
 def usual_transforms(family: str) -> Transforms:
