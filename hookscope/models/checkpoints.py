@@ -392,11 +392,8 @@ def fitting_error(
     own = _shapes(model.state_dict())
     matching, needed = len(_fitting(own, state)), [key for key in own if key in state or not key.endswith(_MAY_LACK)]
     missing = [key for key in needed if key not in state]
-    shapes = [
-        f"{key} is {_size(state[key].shape)} in the file and {_size(own[key])} in the model"
-        for key in own
-        if key in state and tuple(state[key].shape) != own[key]
-    ]
+    other = [key for key in own if key in state and tuple(state[key].shape) != own[key]]
+    shapes = [f"{key} is {_size(state[key].shape)} in the file and {_size(own[key])} in the model" for key in other]
     parts = {"missing": missing, "unexpected": [key for key in state if key not in own], "other shapes": shapes}
     exists = [f"{matching} of {len(needed)} keys of the model match, and the file has {len(state)}"]
     exists += [f"{len(keys)} {what}: {listed(keys, 2)}" for what, keys in parts.items() if keys]

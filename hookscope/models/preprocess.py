@@ -186,11 +186,8 @@ class Preprocess(Shown):
             assumed -= {"size"}
         if choice.range is not None or choice.mean is not None:
             values, assumed = self._chosen_values(choice, self.channels), assumed - {"values"}
-        return replace(
-            self,
-            transforms=Transforms(resize, values, tuple(sorted(assumed))),
-            stated=stated if stated != values else None,
-        )
+        transforms = Transforms(resize, values, tuple(sorted(assumed)))
+        return replace(self, transforms=transforms, stated=stated if stated != values else None)
 
     def _chosen_values(self, choice: PreprocessChoice, channels: int | None) -> Normalisation:
         """The range, mean and standard deviation of ``choice``, for so many channels, None if they are not known."""

@@ -89,13 +89,8 @@ def of_timm(config: Mapping[str, Any]) -> Transforms:
     size: tuple[int, ...] = tuple(math.floor(side / share) for side in crop)
     size = size[:1] if mode == "center" and high == wide else size
     fill = tuple(round(255 * value) for value in mean) if mode == "border" else ()
-    resize = Resize(
-        {"squash": "stretch", "border": "pad"}.get(mode, "shorter"),
-        size,
-        (high, wide),
-        config.get("interpolation") or "bicubic",
-        fill=fill,
-    )
+    how, interpolation = {"squash": "stretch", "border": "pad"}.get(mode, "shorter"), config.get("interpolation")
+    resize = Resize(how, size, (high, wide), interpolation or "bicubic", fill=fill)
     return Transforms(resize, Normalisation(mean=mean, std=std))
 
 

@@ -349,11 +349,8 @@ class TransformersSource(MadeSource):
 def _task_of(config: Any, transformers: Any) -> str:
     """The task of the class that was saved, else the first that has a class for this configuration."""
     saved = [task for task in _AUTO_CLASSES for name in config.architectures or () if name.endswith(f"For{task}")]
-    built = [
-        task
-        for task, name in _AUTO_CLASSES.items()
-        if type(config) in getattr(transformers, f"MODEL_FOR_{name}_MAPPING")
-    ]
+    known = {task: getattr(transformers, f"MODEL_FOR_{name}_MAPPING") for task, name in _AUTO_CLASSES.items()}
+    built = [task for task, configs in known.items() if type(config) in configs]
     return next(iter(saved + built), "ImageClassification")
 
 

@@ -197,13 +197,9 @@ class Transforms:
             mean, std = getattr(preset, "mean", (0.0,)), getattr(preset, "std", (1.0,))
             return cls(values=Normalisation(mean=tuple(mean), std=tuple(std)))
         crop = getattr(preset, "crop_size", None)
-        resize = Resize(
-            "shorter" if len(size) == 1 else "stretch",
-            tuple(size),
-            (crop[0], crop[-1]) if crop else None,
-            preset.interpolation.value,
-            not isinstance(preset, presets.VideoClassification),  # torchvision does so
-        )
+        mode, part = "shorter" if len(size) == 1 else "stretch", (crop[0], crop[-1]) if crop else None
+        antialias = not isinstance(preset, presets.VideoClassification)  # torchvision does so
+        resize = Resize(mode, tuple(size), part, preset.interpolation.value, antialias)
         return cls(resize, Normalisation(mean=tuple(preset.mean), std=tuple(preset.std)))
 
     def describe(self) -> str:

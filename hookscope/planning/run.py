@@ -128,9 +128,8 @@ def plan(
     subject, conditions, record = _recorded(subject, batch_size, conditions)
     notes = list(subject.notes)
     if conditions.real:
-        notes.append(
-            f"{subject.name} cannot run without values: the plan is of a real pass of random images on the CPU"
-        )
+        what = "the plan is of a real pass of random images on the CPU"
+        notes.append(f"{subject.name} cannot run without values: {what}")
     largest = None
     if memory is not None:
         peak = functools.cache(lambda batch: run_step(subject, batch, conditions).memory.peak)

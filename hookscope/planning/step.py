@@ -368,15 +368,9 @@ def _run_step(subject: Subject, batch: int, conditions: Conditions, tracker: Fie
     trace = recorder.trace(conditions.real)
     calls = calls_of(trace)
     peak, at_peak, place = follower.peak()
-    at = run.call_at(place)
-    memory = MemoryPlan(
-        **parts,
-        temporary=at_peak.get("temporary", 0),
-        peak=peak,
-        at_peak=at_peak,
-        peak_in=place[0],
-        peak_call="" if at is None else calls[at].key,
-    )
+    at, parts["temporary"] = run.call_at(place), at_peak.get("temporary", 0)
+    peak_call = "" if at is None else calls[at].key
+    memory = MemoryPlan(**parts, peak=peak, at_peak=at_peak, peak_in=place[0], peak_call=peak_call)
     counted = tuple((call.moved, call.saved) for call in recorder.counted)
     return StepRecord(trace, calls, counted, memory)
 
