@@ -44,9 +44,7 @@ def lay_out(sizes: Sequence[tuple[float, float]], edges: Sequence[tuple[int, int
     widths, at_rank = [width for width, _ in sizes], list(ranks)
     for node, rank in enumerate(ranks):
         rows[rank].append(node)
-    above: defaultdict[int, dict[int, float]] = defaultdict(
-        dict
-    )  # for each vertex those of the rank above, with weights
+    above: defaultdict[int, dict[int, float]] = defaultdict(dict)  # by vertex, the weights of its lines
     under: defaultdict[int, dict[int, float]] = defaultdict(dict)
     ways: list[list[int]] = []
     lanes: dict[tuple[int, int], int] = {}
