@@ -460,15 +460,18 @@ def _step(
         text = f"the means of its inputs correlate with the running means by {drift.correlation:.2f}, as if signs were"
         return kind.finding(drift.layer, f"{text} wrong", "sign", numbers=numbers)
     channel = int(abs(drift.shift).argmax())
+    value, usual = (
+        math.exp(min(x, 80)) if most == "sudden_variance" else 1 - x if most == "sudden_profile" else x
+        for x in (value, before.get(most, 0.0))
+    )
     text = {
         "sudden_shift": f"the mean of its inputs is off by {value:.3g} standard deviations",
-        "sudden_variance": f"the median variance of its inputs is off by a factor of {math.exp(min(value, 80)):.3g}",
+        "sudden_variance": f"the median variance of its inputs is off by a factor of {value:.3g}",
         "sudden_ratio": f"the variance of its inputs is off by a factor of {value:.3g}",
         "sudden_channel": f"the mean of channel {channel} is off by {value:.3g} standard deviations",
-        "sudden_profile": f"the means of its inputs correlate with the running means by only {1 - value:.2f}",
+        "sudden_profile": f"the means of its inputs correlate with the running means by only {value:.2f}",
     }[most]
     if before.get(most):  # 0 is not measured
-        usual = 1 - before[most] if most == "sudden_profile" else before[most]
         text += f" (earlier BatchNorms: at {'least' if most == 'sudden_profile' else 'most'} {usual:.2g})"
     text += f", on only {counted(images, 'image')}" if images < _MANY_IMAGES else ""
     channels = (channel,) if most == "sudden_channel" else None

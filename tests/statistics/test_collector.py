@@ -155,6 +155,7 @@ def test_a_collector_continues_from_a_state_and_when_it_is_entered_again() -> No
     check_same(collector.totals, collected(net, x, rank=True).totals, rel=1e-6)
 
 
+@pytest.mark.filterwarnings("ignore:no pass of")
 def test_a_collector_that_saw_no_image_says_so() -> None:
     with StatisticsCollector(nn.Conv2d(3, 2, 1)) as collector:
         pass
