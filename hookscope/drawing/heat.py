@@ -151,33 +151,12 @@ def draw_heat_page(
         UsageError: for an unknown colour map, or a page of more than 200 million pixels.
     """
     page = _HeatPage(photograph, max(len(row.panels) for row in rows), width, heading.photograph, cmap, ground)
-    inset = page.panel[0] + page.gap if heading.photograph else 0
-    head = page.lines([], page.inner - inset, _TEXT, heading.first)
-    head += page.lines(heading.words, page.inner - inset, _HEAD, heading.warning)
-    above = [page.lines(row.words, page.inner, _TEXT) for row in rows]
-    head_height = page.height_of(head) + (page.bar_height if heading.scale else 0)
-    head_height = max(head_height, page.panel[1] + page.space if heading.photograph else 0)
-    row_heights = [
-        page.height_of(lines) + page.panel[1] + max(map(page.height_under, row.panels)) + page.gap
-        for row, lines in zip(rows, above, strict=True)
-    ]
-    page.begin(head_height + sum(row_heights), sum(len(row.panels) for row in rows))
-    if heading.photograph:
-        page.add_picture(None, page.margin, page.margin)
-    y = page.write(page.margin + inset, page.margin, head)
-    if heading.scale:
-        page.add_bar(1.0, heading.signed, heading.scale, page.margin + inset, y, page.inner - inset)
-    y = page.margin + head_height + page.gap
-    for row, lines, row_height in zip(rows, above, row_heights, strict=True):
-        top = page.write(page.margin, y, lines)
-        for column, panel in enumerate(row.panels):
-            x = page.margin + column * (page.panel[0] + page.gap)
-            page.add_picture(panel.heat, x, top, panel.photograph)
-            below = top + page.panel[1] + page.space
-            if panel.scale and panel.heat is not None:
-                below = page.add_bar(panel.heat.top, panel.heat.signed, panel.scale, x, below, page.panel[0])
-            page.write(x, below, page.lines_under(panel))
-        y += row_height
+    size = page.inner + 2 * page.margin, page.draw(heading, rows) + page.margin
+    if size[0] * size[1] > _MOST_PIXELS:
+        asked = f"a page of {sum(len(row.panels) for row in rows)} panels is too large"
+        raise UsageError(asked, f"it would have {size[0]:,}x{size[1]:,} pixels", "choose fewer")
+    page.image = Image.new("RGB", size, "white")
+    page.draw(heading, rows)
     return page.image
 
 
@@ -196,36 +175,44 @@ def seen_part(picture: InputImage, net: LoadedModel | nn.Module | None) -> tuple
     return shown
 
 
-_Line = tuple[str, int, bool, tuple[int, int, int]]
-"""A text, its size, whether it is bold, and its colour."""
-
-
 class _HeatPage:
-    """A page: its sizes in pixels, from ``begin`` on its image, and the colours of its heat."""
+    """A page: its sizes in pixels, its image, and the colours of its heat; without an image, it is measured."""
+
+    image: Image.Image | None = None
 
     def __init__(
         self, photograph: Image.Image, columns: int, width: int | None, inset: bool, cmap: str, ground: Ground
     ) -> None:
         self.photograph, self.cmap, self.ground = photograph, cmap, ground
         own = photograph.width
-        if width is not None:
-            factor = width / own
-        else:
-            factor = float(math.ceil(_LEAST_WIDTH / own)) if own < _LEAST_WIDTH else 1.0
+        factor = max(1, math.ceil(_LEAST_WIDTH / own)) if width is None else width / own
         self.panel = (max(1, round(own * factor)), max(1, round(photograph.height * factor)))
         self.zoom = max(1.0, self.panel[0] / _LETTERING_WIDTH)  # small letters on a large photograph are not readable
         self.margin, self.gap, self.space = (round(length * self.zoom) for length in (14, 12, 4))
-        self.bar_height = self.line_height(_TEXT) + self.space
         least = self.panel[0] + self.gap + round(_LEAST_TEXT * self.zoom) if inset else 0
         self.inner = max(columns * (self.panel[0] + self.gap) - self.gap, least)  # width without the margins
 
-    def begin(self, height: int, panels: int) -> None:
-        """Make the image, ``height`` high between its margins."""
-        width, height = self.inner + 2 * self.margin, height + 2 * self.margin
-        if width * height > _MOST_PIXELS:
-            size = f"it would have {width:,}x{height:,} pixels"
-            raise UsageError(f"a page of {panels} panels is too large", size, "choose fewer")
-        self.image = Image.new("RGB", (width, height), "white")
+    def draw(self, heading: Heading, rows: Sequence[HeatRow]) -> int:
+        """Draw or measure all; like the methods below, it returns the y below."""
+        left, y = self.margin, self.margin
+        if heading.photograph:
+            y = self.add_picture(None, left, y)
+            left += self.panel[0] + self.gap
+        width = self.inner + self.margin - left
+        below = self.write(left, self.margin, width, [], _TEXT, heading.first)
+        below = self.write(left, below, width, heading.words, _HEAD, heading.warning)
+        if heading.scale:
+            below = self.add_bar(1.0, heading.signed, heading.scale, left, below, width)
+        y = max(y, below)
+        for row in rows:
+            top = self.write(self.margin, y + self.gap, self.inner, row.words)
+            for column, panel in enumerate(row.panels):
+                x = self.margin + column * (self.panel[0] + self.gap)
+                below = self.add_picture(panel.heat, x, top, panel.photograph)
+                if panel.scale and panel.heat is not None:
+                    below = self.add_bar(panel.heat.top, panel.heat.signed, panel.scale, x, below, self.panel[0])
+                y = max(y, self.write(x, below, self.panel[0], panel.words, _TEXT, panel.alarm))
+        return y
 
     def font(self, size: int, bold: bool = False) -> Any:
         return font(round(size * self.zoom), bold)
@@ -233,52 +220,42 @@ class _HeatPage:
     def line_height(self, size: int) -> int:
         return round(size * self.zoom * 1.4)
 
-    def lines(self, texts: Sequence[str], width: int, first_size: int, alarm: str = "") -> list[_Line]:
+    def write(self, x: int, y: int, width: int, texts: Sequence[str], first: int = _TEXT, alarm: str = "") -> int:
         """``texts`` broken to ``width``, the first bold and of its own size; then ``alarm`` if it is not empty."""
-        styles = [(first_size, True, INK), *[(_TEXT, False, FAINT)] * len(texts)]
+        styles = [(first, True, INK), *[(_TEXT, False, FAINT)] * len(texts)]
         styled = [*zip(texts, styles, strict=False), *([(alarm, (_TEXT, False, ALARM))] if alarm else [])]
-        return [
-            (part, size, bold, colour)
-            for text, (size, bold, colour) in styled
-            for part in wrapped(printable(text), width, self.font(size, bold).getlength)
-        ]
-
-    def lines_under(self, panel: HeatPanel) -> list[_Line]:
-        return self.lines(panel.words, self.panel[0], _TEXT, panel.alarm)
-
-    def height_of(self, lines: Sequence[_Line]) -> int:
-        return sum(self.line_height(size) for _, size, *_ in lines)
-
-    def height_under(self, panel: HeatPanel) -> int:
-        return self.height_of(self.lines_under(panel)) + (self.bar_height if panel.scale else 0) + self.space
-
-    def write(self, x: int, y: int, lines: Sequence[_Line]) -> int:
-        """Write ``lines``; returns the y below."""
-        pen = ImageDraw.Draw(self.image)
-        for text, size, bold, colour in lines:
-            pen.text((x, y), text, fill=colour, font=self.font(size, bold))
-            y += self.line_height(size)
+        for text, (size, bold, colour) in styled:
+            letters = self.font(size, bold)
+            for part in wrapped(printable(text), width, letters.getlength):
+                if self.image is not None:
+                    ImageDraw.Draw(self.image).text((x, y), part, fill=colour, font=letters)
+                y += self.line_height(size)
         return y
 
-    def add_picture(self, heat: Heat | None, x: int, y: int, photograph: Image.Image | None = None) -> None:
-        picture = _picture(photograph or self.photograph, heat, self.panel, self.cmap, self.ground)
-        self.image.paste(picture, (x, y))
+    def add_picture(self, heat: Heat | None, x: int, y: int, photograph: Image.Image | None = None) -> int:
+        if self.image is not None:
+            picture = _picture(photograph or self.photograph, heat, self.panel, self.cmap, self.ground)
+            self.image.paste(picture, (x, y))
+        return y + self.panel[1] + self.space
 
     def add_bar(self, top: float, signed: bool, scale: str, x: int, y: int, width: int) -> int:
-        """Draw ``0 ▒▒▓▓██ 0.0254 unit`` over middle grey, in ``width``; returns the y below."""
-        pen, letters, space = ImageDraw.Draw(self.image), self.font(_TEXT), self.space
+        """``0 ▒▒▓▓██ 0.0254 unit`` over middle grey, in ``width``."""
+        letters, space, bar_height = self.font(_TEXT), self.space, self.line_height(_TEXT)
+        if self.image is None:
+            return y + bar_height + space
         low, high = f"{-top:.3g}" if signed else "0", f"{top:.3g}  {scale}"
         begin = round(letters.getlength(f"{low} ")) + space
         left = width - begin - round(letters.getlength(high)) - 3 * space
         length = max(20, min(round(180 * self.zoom), left))
         ramp = np.linspace(-1 if signed else 0, 1, length, dtype=np.float32)[None]
-        ramp = ramp.repeat(self.line_height(_TEXT) - space, 0)
+        ramp = ramp.repeat(bar_height - space, 0)
         grey = np.asarray(self.ground.under(Image.new("RGB", ramp.shape[::-1], (128,) * 3))).astype(np.float32)
         drawn = Image.fromarray(_laid_over(grey, ramp, signed, self.cmap, self.ground))
+        pen = ImageDraw.Draw(self.image)
         pen.text((x, y), low, fill=INK, font=letters)
         self.image.paste(drawn, (x + begin, y + space // 2))
         pen.text((x + begin + length + 2 * space, y), high, fill=INK, font=letters)
-        return y + self.bar_height
+        return y + bar_height + space
 
 
 def _picture(
