@@ -96,9 +96,6 @@ class _AnswerFacts:
         return f"A and B differ first at {_name(self.first)}: {_distance(self.first)}"
 
 
-_Cause = Callable[[_AnswerFacts], tuple[str, str, str] | None]
-
-
 def find_answer(
     calls: Sequence[PairedCall],
     a: SideFacts,
@@ -131,9 +128,8 @@ def find_answer(
 
 
 def _equal(calls: Sequence[PairedCall], unpaired: Sequence[Call]) -> Answer:
-    rest = (
-        f"; {counted(len(unpaired), 'call')} {'has' if len(unpaired) == 1 else 'have'} no partner" if unpaired else ""
-    )
+    have = "has" if len(unpaired) == 1 else "have"
+    rest = f"; {counted(len(unpaired), 'call')} {have} no partner" if unpaired else ""
     apart = [pair for pair in calls if not pair.is_same]
     if not apart:
         values = f"in all {len(calls)} pairs of calls" if len(calls) > 1 else "in the only pair of calls"
@@ -194,21 +190,15 @@ def _input(facts: _AnswerFacts) -> tuple[str, str, str] | None:
         more = "; no layer alone differs"
     if pair.difference is None:
         sizes = f"A gets {_size(pair.shape_a)} and B gets {_size(pair.shape_b)}"
-        return (
-            "input",
-            f"The inputs have different sizes: {sizes}{more}",
-            "Give both the same ‹input_size|--input-size›.",
-        )
+        advice = "Give both the same ‹input_size|--input-size›."
+        return "input", f"The inputs have different sizes: {sizes}{more}", advice
     if facts.input_change.other_images and not facts.input_change.words:
         return "input", f"The images differ: {_distance(pair)} of the inputs{more}", ""
-    advice = (
-        "Give both sides the same "
-        "‹preprocess, resize, mean, std and range|--preprocess, --resize, --mean, --std and --range›."
-    )
+    steps = "‹preprocess, resize, mean, std and range|--preprocess, --resize, --mean, --std and --range›"
     how = [f"{name}: {side.preprocess}" for name, side in (("A", facts.a), ("B", facts.b)) if side.preprocess]
     differently = f" ({'; '.join(how)})" if facts.a.preprocess != facts.b.preprocess else ""
     words = facts.input_change.words or f"The inputs differ: {_distance(pair)}"
-    return "input", f"{words}{differently}{more}", advice
+    return "input", f"{words}{differently}{more}", f"Give both sides the same {steps}."
 
 
 def _models(facts: _AnswerFacts) -> tuple[str, str, str] | None:
@@ -256,17 +246,14 @@ def _parameters(facts: _AnswerFacts) -> tuple[str, str, str] | None:
 def _rounding(facts: _AnswerFacts) -> tuple[str, str, str] | None:
     if not facts.rounding or facts.is_more_than_rounding(facts.first):
         return None
-    words = [
-        f"{name} computes in {side.dtype}" + (f" ({side.special})" if side.special else "")
-        for name, side in (("A", facts.a), ("B", facts.b))
-    ]
+    a, b = (side.dtype + (f" ({side.special})" if side.special else "") for side in (facts.a, facts.b))
     last = facts.calls[-1]
     end = f": {_distance(last)} at {_name(last)}" if last.differs else ": the output does not differ"
     alone, most = facts.alone, ""
     if alone is not None:
         of_output = "; rounding the output of {} to 8 bits adds most, {:.2g}" if _is_of_rounding(alone) else ""
         most = (of_output or "; {} adds most, {:.2g} alone").format(_name(alone), alone.isolated_l2)
-    return "precision", f"{words[0]}, {words[1]}{end}{most}", ""
+    return "precision", f"A computes in {a}, B computes in {b}{end}{most}", ""
 
 
 def _is_of_rounding(pair: PairedCall) -> bool:
@@ -292,12 +279,9 @@ def _unpaired(facts: _AnswerFacts) -> tuple[str, str, str] | None:
     first, at = facts.first, facts.calls.index(facts.first)
     if first.is_beyond_noise(first.isolated_l2):
         return None
-    before = facts.calls[at - 1] if at else None
+    before = (facts.calls[at - 1].a, facts.calls[at - 1].b) if at else (None, None)
     lost: Sequence[Sequence[Call]] = facts.lost.get(first.a.key, ((), ()))
-    between = [
-        _between(facts.only_a, before.a if before else None, first.a),
-        _between(facts.only_b, before.b if before else None, first.b),
-    ]
+    between = [_between(facts.only_a, before[0], first.a), _between(facts.only_b, before[1], first.b)]
 
     def kind_of(call: Call) -> str:
         return "take" if takes(call.type) else functions_of(call.type)[0]
@@ -345,17 +329,7 @@ def _layer(facts: _AnswerFacts) -> tuple[str, str, str]:
     return "layer", f"{because}{facts.where}{alone}{parameters}{types}", advice
 
 
-_CAUSES: tuple[_Cause, ...] = (
-    _not_finite,
-    _agreeing,
-    _models,
-    _input,
-    _parameters,
-    _rounding,
-    _steps,
-    _unpaired,
-    _layer,
-)
+_CAUSES = (_not_finite, _agreeing, _models, _input, _parameters, _rounding, _steps, _unpaired, _layer)
 
 
 def _nonfinite(pair: PairedCall) -> int:

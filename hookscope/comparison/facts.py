@@ -386,9 +386,7 @@ ANSWER = Columns(
     *("kind", "sentence", "advice", "first", "most", "same_before", "images", "top1", "top5", "changed", "a", "b")
 )
 UNPAIRED = Columns("side", "index", Column("layer", lambda call: call.key), "type", "call", "order")
-CHANGED_IMAGES = Columns(
-    Column("image", lambda image: image.name), "class_a", "class_b", "probability_a", "probability_b"
-)
+CHANGED_IMAGES = Columns(Column("image", lambda row: row.name), "class_a", "class_b", "probability_a", "probability_b")
 BROKEN_LIMITS = Columns(
     *("limit", Column("index", need=1), "layer", "order", Column("part", hide="zero"), "value"),
     *(Column("allowed", need=2), "evidence"),

@@ -79,6 +79,13 @@ class DifferenceRow:
         known = (getattr(pair, name) for pair in self.pairs)
         return [value for value in known if value is not None and math.isfinite(value)]
 
+    def span(self, name: str) -> tuple[float, float] | None:
+        values = self.values(name)
+        return (min(values), max(values)) if len(values) > 1 and any(values) else None
+
+    def last(self, name: str) -> float | None:
+        return next(reversed(self.values(name)), None)
+
     @property
     def noise(self) -> float:
         return TIMES_NOISE * max(self.values("noise"), default=0.0)
@@ -94,27 +101,14 @@ class DifferenceRow:
         return "same" if all(change.is_same for change in known) else ""
 
 
-def _span(values: Sequence[float]) -> tuple[float, float] | None:
-    return (min(values), max(values)) if len(values) > 1 and any(values) else None
-
-
-def _last(values: Sequence[float]) -> float | None:
-    return values[-1] if values else None
-
-
 DIFFERENCE_PANELS = [
     Panel(
         "relative L2 difference",
         6.0,
         [
             Mark("bar", lambda row: row.noise or None, Colour.GRID, f"grey up to {TIMES_NOISE} x noise of A", 1.0),
-            Mark("line", lambda row: _span(row.values("relative_l2")), Colour.SKY, size=1.6),
-            Mark(
-                "path",
-                lambda row: _last(row.values("relative_l2")) or None,
-                Colour.BLUE,
-                "blue ● accumulated up to here",
-            ),
+            Mark("line", lambda row: row.span("relative_l2"), Colour.SKY, size=1.6),
+            Mark("path", lambda row: row.last("relative_l2") or None, Colour.BLUE, "blue ● accumulated up to here"),
             Mark(
                 "dot",
                 lambda row: max(row.values("isolated_l2"), default=0.0) or None,
@@ -135,8 +129,8 @@ DIFFERENCE_PANELS = [
         "linear CKA",  # an unbiased estimate, which may be below 0
         1.8,
         [
-            Mark("line", lambda row: _span(row.values("cka")), Colour.SKY, size=1.5),
-            Mark("dot", lambda row: _last(row.values("cka")), Colour.BLUE, size=3.0),
+            Mark("line", lambda row: row.span("cka"), Colour.SKY, size=1.5),
+            Mark("dot", lambda row: row.last("cka"), Colour.BLUE, size=3.0),
         ],
         include=[1.0],
     ),

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from hookscope.drawing import input_size_of
 from hookscope.errors import HookscopeError, UsageError
-from hookscope.hooks import InputSize, map_tensors, tensors_in
+from hookscope.hooks import InputSize, tensors_in
 from hookscope.images import InputImage, Listener, list_pictures
 from hookscope.jobs import memory_batches
 from hookscope.models import Batch, LoadedModel, load_batches
@@ -183,17 +183,14 @@ def paired_batches(
         return
     known: set[int] = set()
 
-    def skipped_in_a(position: int, name: str, error: HookscopeError) -> None:
-        known.add(position)
-        listener.skipped(position, name, error)
-
-    def skipped_in_b(position: int, name: str, error: HookscopeError) -> None:
+    def skipped(position: int, name: str, error: HookscopeError) -> None:
         if position not in known:  # else both sides fail on the same file
             listener.skipped(position, name, error)
+        known.add(position)
 
-    of_a = _batches(a, images, batch_size, workers, replace(listener, skipped=skipped_in_a))
+    of_a = _batches(a, images, batch_size, workers, replace(listener, skipped=skipped))
     if images_b is None:
-        of_b = _batches(b, images, batch_size, workers, Listener(skipped=skipped_in_b, note=lambda name, text: None))
+        of_b = _batches(b, images, batch_size, workers, Listener(skipped=skipped, note=lambda name, text: None))
     else:
         of_b = _batches(b, images_b, batch_size, workers, listener)
     with closing(of_a), closing(of_b):
@@ -232,8 +229,3 @@ def _common(of_a: Iterator[Batch], of_b: Iterator[Batch]) -> Iterator[PairedBatc
 
 def _paired(a: Batch, b: Batch) -> PairedBatch:
     return PairedBatch(a.names, a.positions, a.inputs, a.sha256, b.inputs)
-
-
-def copied(inputs: Any) -> Any:
-    """``inputs`` in memory of their own: the first layer may work in place."""
-    return map_tensors(inputs, lambda tensor: tensor.clone())

@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product, takewhile
 from math import log, prod
 
 import numpy as np
@@ -221,11 +222,8 @@ _UNNAMED = re.compile(r"_orig_mod\.")  # what torch.compile puts into names
 def _without_prefixes(a: Sequence[SeenCall], b: Sequence[SeenCall]) -> tuple[list[str], list[str]]:
     """The keys of both sides without the prefixes that keep most of them from being equal, such as ``module.``."""
     keys_a, keys_b = ([_UNNAMED.sub("", record.call.key) for record in side] for side in (a, b))
-    choices = [
-        (_without(keys_a, prefix_a), _without(keys_b, prefix_b))
-        for prefix_a in _prefixes(keys_a)
-        for prefix_b in _prefixes(keys_b)
-    ]
+    prefixes = product(_prefixes(keys_a), _prefixes(keys_b))
+    choices = [(_without(keys_a, of_a), _without(keys_b, of_b)) for of_a, of_b in prefixes]
     return max(choices, key=lambda choice: len(set(choice[0]).intersection(choice[1])))
 
 
@@ -273,13 +271,8 @@ def _mapped(a: Sequence[Call], b: Sequence[Call], names: Mapping[str, str]) -> d
 def _did_not_run(name: str, side: str, calls: Sequence[Call]) -> LayerError:
     near = near_misses(name, [call.key for call in calls])
     exists = f"nearest: {', '.join(near)}" if near else f"{len(calls)} calls ran"
-    return LayerError(
-        f"no layer '{name}' ran in {side}",
-        exists,
-        "see ‹list_layers(model, types='all')|list-layers --type all›",
-        kind="layer",
-        name=name,
-    )
+    do = "see ‹list_layers(model, types='all')|list-layers --type all›"
+    return LayerError(f"no layer '{name}' ran in {side}", exists, do, kind="layer", name=name)
 
 
 def _aligned(base: _PairingSide, other: _PairingSide, mapped: Mapping[int, int]) -> Iterator[tuple[int, int]]:
@@ -314,11 +307,8 @@ def _aligned(base: _PairingSide, other: _PairingSide, mapped: Mapping[int, int])
 
 def _same_start(base: _PairingSide, other: _PairingSide) -> int:
     """Number of first calls that are the same in everything that scores: mostly all calls, and no table is needed."""
-    calls = zip(
-        *(zip(side.names, side.functions, side.shapes, side.weights, strict=True) for side in (base, other)),
-        strict=False,
-    )
-    return next((at for at, (a, b) in enumerate(calls) if a != b), min(len(base.calls), len(other.calls)))
+    calls = (zip(side.names, side.functions, side.shapes, side.weights, strict=True) for side in (base, other))
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(*calls, strict=False)))
 
 
 def _scores(

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from hookscope.comparison.cka import gram
 from hookscope.comparison.facts import INPUT
-from hookscope.comparison.inputs import PairedBatch, copied
+from hookscope.comparison.inputs import PairedBatch
 from hookscope.comparison.pairing import LostCalls, Pair, Pairing, SeenCall, nothing_pairs, pair_calls
 from hookscope.comparison.rows import RowSums, shape_for_one
 from hookscope.comparison.side import FUNCTIONAL, Side, is_layer_type
@@ -86,15 +86,12 @@ class ComparedCalls:
 
 def run_side(side: Side, inputs: tuple[Any, ...], observers: Sequence[Observer] = ()) -> Any:
     """The output of a pass; all passes begin with the same random state, and leave it and the buffers as they were."""
-    with ExitStack() as stack:
-        stack.enter_context(random_states_kept())
-        stack.enter_context(buffers_kept(side.net.model))
-        stack.enter_context(model_errors_as_input_errors(side.net.name, inputs))
-        stack.enter_context(side.conditions())
+    errors = model_errors_as_input_errors(side.net.name, inputs)
+    with random_states_kept(), buffers_kept(side.net.model), errors, side.conditions(), ExitStack() as stack:
         for observer in observers:
             stack.enter_context(observer)
         run = side.net.model if side.compiled else partial(output_of, side.net.model)  # whose mode stops torch.compile
-        return run(*copied(inputs))
+        return run(*map_tensors(inputs, torch.clone))  # the first layer may work in place
 
 
 @dataclass(slots=True)
@@ -177,7 +174,7 @@ def keep_outputs(a: Side, batch: PairedBatch, calls: ComparedCalls) -> tuple[dic
 
     looked_at = [call for pair in pairs for call in (pair.first, pair.a) if call is not None]
     observers = observers_of(a, [*looked_at, *calls.matrix_a.values()], calls.ops, on_call, on_input)
-    return kept, copied(run_side(a, batch.inputs, observers)), grams
+    return kept, map_tensors(run_side(a, batch.inputs, observers), torch.clone), grams
 
 
 def meet_outputs(

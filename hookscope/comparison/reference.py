@@ -350,13 +350,11 @@ def check_shifts(
             if value > allowed and is_claimed:
                 died = f"{len(each.dead)} of {counted(each.channels, 'channel')}"
                 of = "what it reads" if each.part == READ else "its channels"
-                text = {
-                    "max-shift": f"the means of {of} are {each.shift:.3g} standard deviations off"
-                    if np.isfinite(each.shift)
-                    else _words(each),
-                    "max-dead-more": f"{died} are dead, and were not in the reference",
-                    "reference": _words(each),
-                }[name]
+                text = _words(each)
+                if name == "max-dead-more":
+                    text = f"{died} are dead, and were not in the reference"
+                elif name == "max-shift" and np.isfinite(each.shift):
+                    text = f"the means of {of} are {each.shift:.3g} standard deviations off"
                 channels = each.dead if name == "max-dead-more" else (each.channel,)
                 result.broken.append(BrokenLimit.at(each.call, name, each.key, "", value, allowed, text, channels))
                 if name == "reference":  # the calls after it follow from it

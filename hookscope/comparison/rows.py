@@ -122,16 +122,9 @@ class DifferenceSums:
 
     def difference(self) -> Difference:
         product = 0.0 if self.relative_l2 is None else math.sqrt(self.a) * math.sqrt(self.b)
-        cosine = (self.a + self.b - self.moved) / (2 * product) if product else None
-        return Difference(
-            self.values,
-            self.equal,
-            self.relative_l2,
-            self.largest,
-            None if cosine is None else max(-1.0, min(1.0, cosine)),
-            self.nonfinite_a,
-            self.nonfinite_b,
-        )
+        cosine = max(-1.0, min(1.0, (self.a + self.b - self.moved) / (2 * product))) if product else None
+        bad = self.nonfinite_a, self.nonfinite_b
+        return Difference(self.values, self.equal, self.relative_l2, self.largest, cosine, *bad)
 
 
 def _largest(

@@ -398,25 +398,9 @@ class ComparisonRun:
         if self.matrix is not None:
             names = tuple(self.calls.matrix_a), tuple(self.calls.matrix_b)
             matrix = CkaMatrix(*names, self.matrix.matrix, len(self.names))
-        provenance = {
-            **package_versions(),
-            "a": self.a.provenance,
-            "b": self.b.provenance,
-            "images": [
-                {"image": os.path.basename(name), "sha256": sha256}
-                for name, sha256 in zip(self.names, self.sha256, strict=True)
-            ],
-        }
-        return Comparison(
-            a,
-            b,
-            tuple(self.names),
-            find_answer(rows, a, b, *only, self.input_change, self.calls.lost, weights.relation),
-            RowTuple(rows),
-            *only,
-            self.agreement.result(),
-            matrix,
-            tuple(self.maps),
-            provenance,
-            tuple(self.notes),
-        )
+        hashed = zip(self.names, self.sha256, strict=True)
+        images = [{"image": os.path.basename(name), "sha256": sha256} for name, sha256 in hashed]
+        provenance = {**package_versions(), "a": self.a.provenance, "b": self.b.provenance, "images": images}
+        answer = find_answer(rows, a, b, *only, self.input_change, self.calls.lost, weights.relation)
+        found = Comparison(a, b, tuple(self.names), answer, RowTuple(rows), *only, self.agreement.result(), matrix)
+        return replace(found, maps=tuple(self.maps), provenance=provenance, notes=tuple(self.notes))

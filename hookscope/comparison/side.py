@@ -191,9 +191,8 @@ class Side:
         if not self.compiled or hasattr(self.net.model, "_compiled_pass"):
             return
         if self.changes:
-            raise UsageError(
-                "interventions cannot change a compiled model", do="leave out compile or the interventions"
-            )
+            asked = "interventions cannot change a compiled model"
+            raise UsageError(asked, do="leave out compile or the interventions")
         if self.is_onnx:
             raise UsageError(f"{self.net.name} runs in onnxruntime: torch cannot compile it", do="leave out compile")
         backend = "inductor" if self.compiled is True else self.compiled
