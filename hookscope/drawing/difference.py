@@ -19,6 +19,7 @@ from hookscope.drawing.files import (
     SheetPage,
     colour_bar,
     finite_or_none,
+    page_facts,
     placed,
     with_provenance,
 )
@@ -103,20 +104,9 @@ def compare_maps(before: Maps, after: Maps, names: tuple[str, str, str], most_ch
         replace(reduce_maps(values, scale=scale), channels=channels, strength=_root_mean_square(values).cpu().numpy())
         for values, scale in zip(three, scales, strict=True)
     )
-    return MapDifference(
-        names,
-        before.label,
-        before.axes,
-        before.frames,
-        len(distances),
-        moved,
-        tuple(channels),
-        tuple(distances[channels].tolist()),
-        (_nonfinite(before.values), _nonfinite(after.values), nonfinite),
-        largest,
-        ranges,
-        tuple(tiles) if channels else None,
-    )
+    about = names, before.label, before.axes, before.frames, len(distances), moved
+    far, bad = tuple(distances[channels].tolist()), (_nonfinite(before.values), _nonfinite(after.values), nonfinite)
+    return MapDifference(*about, tuple(channels), far, bad, largest, ranges, tuple(tiles) if channels else None)
 
 
 def _magnitude(ranges: tuple[Extremes, ...]) -> float:
@@ -218,17 +208,8 @@ class DifferencePage(SheetPage):
             size = f"it would have {self.width:,}x{self.height:,} pixels"
             raise UsageError(f"a page of {counted(layers, 'layer')} is too large", size, "choose fewer")
         image = to_image(self.pixels(MARGIN), cmap, self.photograph)
-        provenance = {
-            **facts,
-            "scale": "symmetric",
-            "cmap": cmap,
-            "levels": colours.LEVELS,
-            "overlay": False,
-            "size": list(image.size),
-            "bands": bands,
-            "parts": self.places,
-        }
-        return with_provenance(image, provenance)
+        about = page_facts(image, "symmetric", cmap)
+        return with_provenance(image, {**facts, **about, "bands": bands, "parts": self.places})
 
 
 def _notes(drawn: DrawnDifference, high: float) -> list[str]:

@@ -177,17 +177,18 @@ def placed(name: str, axes: str, grid: Grid, x: int, y: int) -> dict[str, Any]:
         "scale": tiles.scale,
         "x": x,
         "y": y + layout.label,
-        "columns": layout.columns,
-        "step_x": layout.step_x,
-        "step_y": layout.step_y,
-        "frame_step": layout.frame_step,
-        "zoom": layout.zoom,
+        **{size: getattr(layout, size) for size in ("columns", "step_x", "step_y", "frame_step", "zoom")},
         "height": tiles.levels.shape[1],
         "width": tiles.levels.shape[2],
         "channels": tiles.channels[:count],
         "low": finite_or_none(tiles.low[:count]),
         "high": finite_or_none(tiles.high[:count]),
     }
+
+
+def page_facts(image: Image.Image, scale: str, cmap: str, overlay: bool = False) -> dict[str, Any]:
+    """What `read_sheet` asks of a page beside its parts."""
+    return {"scale": scale, "cmap": cmap, "levels": colours.LEVELS, "overlay": overlay, "size": list(image.size)}
 
 
 def finite_or_none(values: Iterable[float]) -> list[float | None]:
@@ -214,11 +215,8 @@ def read_sheet(path: str | os.PathLike[str]) -> dict[str, tuple[list[int], NDArr
     if not provenance.get("parts") or not {"overlay", "size", "cmap", "levels"} <= provenance.keys():
         raise ImageError(f"{name} is not a sheet of feature maps", do="visualize draws sheets")
     if provenance["overlay"]:
-        raise ImageError(
-            f"{name} is an overlay",
-            "its colours mix values and photograph",
-            "draw it ‹with draw_sheet|without --overlay›",
-        )
+        do = "draw it ‹with draw_sheet|without --overlay›"
+        raise ImageError(f"{name} is an overlay", "its colours mix values and photograph", do)
     pixels, palette = np.asarray(image), (image.getpalette() or [])[: 3 * colours.PHOTOGRAPH]
     try:
         drawn = [provenance["size"], colours.palette(provenance["cmap"])[: colours.PHOTOGRAPH].ravel().tolist()]

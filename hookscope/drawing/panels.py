@@ -262,14 +262,8 @@ def _on_axis(rows: Sequence[Any], panel: Panel, marks: list[tuple[Mark, list[Spa
     cells = [mark.of(row) for mark in panel.marks if mark.kind == "cells" for row in rows]
     drawn = DrawnPanel(title, panel.width, marks, "linear", (0.0, 1.0), texts=texts, cells=cells, ramp=panel.ramp)
     if cells and panel.limits:
-        own = list(panel.ticks)
-        return replace(
-            drawn,
-            limits=panel.limits,
-            ticks=[at for at, _ in own],
-            labels=[label for _, label in own],
-            upright=panel.upright,
-        )
+        ticks, labels = [at for at, _ in panel.ticks], [label for _, label in panel.ticks]
+        return replace(drawn, limits=panel.limits, ticks=ticks, labels=labels, upright=panel.upright)
     if panel.axis == "log":
         return _on_log_axis(panel, drawn, [end for end in ends if end > 0])
     if all(mark.kind == "text" for mark in panel.marks):
@@ -281,11 +275,10 @@ def _on_axis(rows: Sequence[Any], panel: Panel, marks: list[tuple[Mark, list[Spa
         threshold = 10.0 ** math.floor(math.log10(panel.typical))
         powers = decades(threshold, most, 3)
         ticks = [*(-power for power in reversed(powers)), 0.0, *powers]
-        ticks = [tick for tick in ticks if low * 1.25 <= tick <= high * 1.25]
+        limits = low * 1.25, high * 1.25
+        ticks = [tick for tick in ticks if limits[0] <= tick <= limits[1]]
         labels = [tick_label(tick) for tick in ticks]
-        return replace(
-            drawn, scale="symlog", limits=(low * 1.25, high * 1.25), ticks=ticks, labels=labels, threshold=threshold
-        )
+        return replace(drawn, scale="symlog", limits=limits, ticks=ticks, labels=labels, threshold=threshold)
     beside = 0.05 * (high - low) or 0.05
     limits = panel.limits or ((low - beside if low < 0 or not high else 0.0), high + beside)
     ticks, labels = plain_ticks(limits, 7 if panel.width > 3 else 5)
@@ -306,10 +299,8 @@ def _on_log_axis(panel: Panel, drawn: DrawnPanel, positive: Sequence[float]) -> 
     below = [at for mark, spans in drawn.marks if mark.kind == "line" for at, low, _ in spans if low < left]
     inside = [(mark, [(at, max(low, left), max(high, left)) for at, low, high in spans]) for mark, spans in drawn.marks]
     ticks = decades(left, right, max(4, round(1.4 * panel.width)))
-    labels = [tick_label(tick) for tick in ticks]
-    return replace(
-        drawn, marks=inside, scale="log", limits=(left, right), ticks=ticks, labels=labels, beyond=(below, ())
-    )
+    drawn = replace(drawn, marks=inside, scale="log", limits=(left, right), beyond=(below, ()))
+    return replace(drawn, ticks=ticks, labels=[tick_label(tick) for tick in ticks])
 
 
 def panel_legend(panels: Iterable[DrawnPanel], keys: Sequence[str] = ()) -> list[str]:

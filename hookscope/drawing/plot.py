@@ -55,12 +55,7 @@ def plain_settings() -> Iterator[None]:
 
     Create and write a figure inside: some settings are read when an artist is created, others when it is drawn.
     """
-    own: dict[str, Any] = {
-        "svg.hashsalt": "hookscope",
-        "svg.fonttype": "path",
-        "pdf.fonttype": 42,
-        "axes.unicode_minus": False,
-    }
+    own = {"svg.hashsalt": "hookscope", "svg.fonttype": "path", "pdf.fonttype": 42, "axes.unicode_minus": False}
     # not `backend`: reading it would import pyplot
     defaults = {name: value for name, value in dict.items(matplotlib.rcParamsDefault) if not name.startswith("backend")}
     settings: Any = matplotlib.rcParams
@@ -109,9 +104,8 @@ def write_at(figure: Figure, x: float, y: float, text: str, **more: Any) -> None
 def add_panel(figure: Figure, x: float, y: float, width: float, height: float, grid: Any = "both") -> Axes:
     """A panel whose upper left corner is ``x`` and ``y`` inches from the corner of ``figure``; all sizes in inches."""
     page_width, page_height = figure.get_size_inches()
-    axes = figure.add_axes(
-        (x / page_width, 1 - (y + height) / page_height, width / page_width, height / page_height), axisbelow=True
-    )
+    place = (x / page_width, 1 - (y + height) / page_height, width / page_width, height / page_height)
+    axes = figure.add_axes(place, axisbelow=True)
     axes.grid(axis=grid, color=Colour.GRID, linewidth=0.6)
     axes.tick_params(labelsize=SMALL, colors=Colour.INK, length=2.5, color=Colour.FAINT)
     axes.spines[:].set_edgecolor(Colour.GRID)
@@ -151,10 +145,7 @@ def finding_lines(findings: Sequence[Finding] | None, most: int = 8, numbered: b
         return [("no findings", Colour.INK)]
     lines = [f"{f.finding}  {f.layer}: {f.evidence}" if f.layer else f"{f.finding}: {f.evidence}" for f in findings]
     if numbered:
-        lines = [
-            f"{at}  {finding.severity} {line}"
-            for at, (finding, line) in enumerate(zip(findings, lines, strict=True), 1)
-        ]
+        lines = [f"{at}  {findings[at - 1].severity} {line}" for at, line in enumerate(lines, 1)]
     more = len(lines) - most
     lines[most:] = [f"... and {counted(more, 'more finding')}, beside the rows"] if more > 0 else []
     colours = [Colour.INK if finding.severity == "note" else Colour.ALARM for finding in findings]
@@ -253,10 +244,8 @@ _EDGE: dict[str, dict[str, Any]] = {
 
 
 def _draw_panel(axes: Axes, panel: DrawnPanel, row_points: float) -> None:
-    if panel.scale == "symlog":
-        axes.set_xscale("symlog", linthresh=panel.threshold, linscale=0.6)
-    else:
-        axes.set_xscale(panel.scale)
+    symlog = {"linthresh": panel.threshold, "linscale": 0.6} if panel.scale == "symlog" else {}
+    axes.set_xscale(panel.scale, **symlog)
     axes.set_xlim(*panel.limits)
     if panel.upright:
         axes.tick_params(axis="x", labeltop=False, labelrotation=90)

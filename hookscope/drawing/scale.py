@@ -45,10 +45,8 @@ class Scale:
             scale = kind.read(text)
             if scale is not None:
                 return scale
-        examples = [kind.example for kind in SCALES if kind.example]
-        raise UsageError(
-            f"no scale '{text}'", f"there are {scale_notations('and')}", f"such as {' or '.join(examples)}"
-        )
+        such_as = " or ".join(kind.example for kind in SCALES if kind.example)
+        raise UsageError(f"no scale '{text}'", f"there are {scale_notations('and')}", f"such as {such_as}")
 
     @classmethod
     def read(cls, text: str) -> Scale | None:

@@ -13,7 +13,6 @@ import torch
 from PIL import Image
 from torch import nn
 
-from hookscope.drawing import colours
 from hookscope.drawing.files import (
     LEAST_WIDTH,
     MARGIN,
@@ -21,6 +20,7 @@ from hookscope.drawing.files import (
     beside,
     colour_bar,
     finite_or_none,
+    page_facts,
     placed,
     with_provenance,
 )
@@ -275,16 +275,9 @@ def draw_call(
     provenance = {
         **origin.facts(),
         "layer": call.name,
-        "call": call.call,
-        "index": call.index,
-        "order": call.order,
-        "type": call.type,
+        **{name: getattr(call, name) for name in ("call", "index", "order", "type")},
         "shape": summary.shape,
-        "scale": summary.parts[0].tiles.scale,
-        "cmap": style.cmap,
-        "levels": colours.LEVELS,
-        "overlay": style.alpha is not None,
-        "size": list(image.size),
+        **page_facts(image, summary.parts[0].tiles.scale, style.cmap, style.alpha is not None),
         "parts": places,
     }
     return Sheet(with_provenance(image, provenance), provenance, left_out)
@@ -411,9 +404,8 @@ def _notes(block: _Block) -> list[str]:
     if bool(tiles.constant.any()):
         notes.append(f"constant: {first_of(tiles.constant)}")
     if block.grid is not None and block.grid.left_out:
-        notes.append(
-            spelled(f"{block.grid.left_out} channels left out: too many pixels, choose with ‹channels=|--channels›")
-        )
+        words = "channels left out: too many pixels, choose with ‹channels=|--channels›"
+        notes.append(spelled(f"{block.grid.left_out} {words}"))
     return notes
 
 
@@ -422,15 +414,9 @@ def _placed(block: _Block, x: int, y: int) -> dict[str, Any]:
     part, tiles = block.part, block.part.tiles
     if block.grid is not None:
         return placed(part.name, part.axes, block.grid, x, y)
-    return {
-        "part": part.name,
-        "axes": part.axes,
-        "scale": tiles.scale,
-        "channels": tiles.channels,
-        "low": finite_or_none(tiles.low),
-        "high": finite_or_none(tiles.high),
-        "values": [value if math.isfinite(value) else str(value) for value in tiles.values],
-    }
+    about = {"part": part.name, "axes": part.axes, "scale": tiles.scale, "channels": tiles.channels}
+    values = [value if math.isfinite(value) else str(value) for value in tiles.values]
+    return {**about, "low": finite_or_none(tiles.low), "high": finite_or_none(tiles.high), "values": values}
 
 
 def shape_text(shape: Shape) -> str:

@@ -117,12 +117,8 @@ def _font_of_script(script: str, character: str) -> FallbackFont | None:
 @cache
 def _warn(script: str) -> None:
     advice = "Noto Sans CJK" if script == _EAST_ASIAN else f"Noto Sans {script}"
-    warnings.warn(
-        f"no installed font has some {script} characters: pictures show boxes instead; "
-        f"install a font that has them, such as {advice}",
-        FontWarning,
-        stacklevel=2,
-    )
+    words = f"no installed font has some {script} characters: pictures show boxes instead"
+    warnings.warn(f"{words}; install a font that has them, such as {advice}", FontWarning, stacklevel=2)
 
 
 @cache
@@ -252,11 +248,8 @@ def text_pixels(text: str, size: int = _LABEL_SIZE, bold: bool = False) -> Pixel
     letters = font(size, bold)
     mask = Image.new("L", (max(1, round(letters.getlength(text))), round(size * 1.35)), 0)
     ImageDraw.Draw(mask).text((0, 0), text, fill=255, font=letters)
-    steps = np.array(
-        [colours.BACKGROUND, colours.TEXT_FAINT, colours.TEXT_HALF, colours.TEXT_STRONG, colours.TEXT], np.uint8
-    )
-    pixels: Pixels = steps[(np.asarray(mask).astype(np.uint16) * 4 + 127) // 255]
-    return pixels
+    steps = (np.asarray(mask).astype(np.uint16) * (colours.TEXT - colours.BACKGROUND) + 127) // 255
+    return (colours.BACKGROUND + steps).astype(np.uint8)
 
 
 @lru_cache(maxsize=4096)  # the sheets of a model have the same numbers

@@ -184,20 +184,9 @@ def reduce_maps(
         levels[constant] = colours.CONSTANT
     strength = lowest.abs() if single else highest - lowest
     strength = torch.where(lowest <= highest, strength.nan_to_num(), 0.0)  # 0 if no value is finite
-    return Tiles(
-        channels=channels,
-        levels=levels.cpu().numpy(),
-        low=low.cpu().numpy(),
-        high=high.cpu().numpy(),
-        strength=strength.cpu().numpy(),
-        constant=constant.cpu().numpy(),
-        nonfinite=nonfinite.cpu().numpy(),
-        shared=scale.shared,
-        scale=str(scale),
-        total=total,
-        order=choice.measured(single),
-        values=tuple(values.flatten().tolist()) if single else (),
-    )
+    arrays: Any = (tensor.cpu().numpy() for tensor in (levels, low, high, strength, constant, nonfinite))
+    of_one = tuple(values.flatten().tolist()) if single else ()
+    return Tiles(channels, *arrays, scale.shared, str(scale), total, choice.measured(single), of_one)
 
 
 def _palette_indices(values: Tensor, levels: Tensor, nonfinite: bool) -> Tensor:
@@ -407,13 +396,9 @@ def layers_of_classes(model: nn.Module, categories: Sequence[str]) -> set[nn.Mod
 
     A hidden layer with as many channels as there are classes is followed by a layer that takes them.
     """
-    modules = list(model.modules())
+    modules, sizes = list(model.modules()), (len(categories), (len(categories),))
     widths = ("in_channels", "in_features", "num_features", "normalized_shape")
-    taken = [
-        at
-        for at, module in enumerate(modules)
-        if any(getattr(module, width, None) in (len(categories), (len(categories),)) for width in widths)
-    ]
+    taken = [at for at, module in enumerate(modules) for width in widths if getattr(module, width, None) in sizes]
     return set(modules[max(taken, default=0) :])
 
 
