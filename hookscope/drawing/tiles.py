@@ -184,9 +184,11 @@ def reduce_maps(
         levels[constant] = colours.CONSTANT
     strength = lowest.abs() if single else highest - lowest
     strength = torch.where(lowest <= highest, strength.nan_to_num(), 0.0)  # 0 if no value is finite
-    arrays: Any = (tensor.cpu().numpy() for tensor in (levels, low, high, strength, constant, nonfinite))
-    of_one = tuple(values.flatten().tolist()) if single else ()
-    return Tiles(channels, *arrays, scale.shared, str(scale), total, choice.measured(single), of_one)
+    tensors = {"levels": levels, "low": low, "high": high, "strength": strength}
+    tensors |= {"constant": constant, "nonfinite": nonfinite}
+    facts: dict[str, Any] = {name: tensor.cpu().numpy() for name, tensor in tensors.items()}
+    facts |= {"shared": scale.shared, "scale": str(scale), "total": total, "order": choice.measured(single)}
+    return Tiles(channels, **facts, values=tuple(values.flatten().tolist()) if single else ())
 
 
 def _palette_indices(values: Tensor, levels: Tensor, nonfinite: bool) -> Tensor:

@@ -128,9 +128,8 @@ def compare_maps(measured: Sequence[Sequence[Faithfulness]], by: str = "road", *
     if not names:
         raise UsageError("no map to compare", do="give what measure_faithfulness returns for each image")
     if other := next((image for image in images if list(image) != names), None):
-        raise UsageError(
-            "the images have different maps", f"{', '.join(names)}; {', '.join(other)}", "measure the same"
-        )
+        exists = f"{', '.join(names)}; {', '.join(other)}"
+        raise UsageError("the images have different maps", exists, "measure the same")
     values = MEASURES[by] * np.array([[getattr(image[name], by) for name in names] for image in images])
     means, intervals, behind = _resampled(values, seed)
     scores = [

@@ -285,38 +285,24 @@ class MapTest:
         scale = partial(_scaled, self.goal, whole, nothing)
         rows, known = Rows[Faithfulness](), dict[str, NDArray[np.float64]]()
         for name, values in maps.items():
-            if first[name] == name:
+            same_as = None if first[name] == name else first[name]
+            if same_as is None:
                 torch.manual_seed(self.seed)  # the same noise for each map
                 known[name] = self._values(self._images(spreads[name]), advance)
-            else:
-                known[name] = known[first[name]]
-            spread, scores = spreads[name], known[name]
-            deletion, insertion, most, least, [masked] = np.split(
-                scores, np.cumsum([self.steps - 1, self.steps - 1, len(_SHARES), len(_SHARES)])
-            )
+            cuts = np.cumsum([self.steps - 1, self.steps - 1, len(_SHARES), len(_SHARES)])
+            deletion, insertion, most, least, [masked] = np.split(known[first[name]], cuts)
             curves = {
                 "deletion": scale(np.array([whole, *deletion, removed])),
                 "insertion": scale(np.array([hidden, *insertion, whole])),
                 "most": scale(most),
                 "least": scale(least),
             }
+            lost, gained = (float(np.trapezoid(curves[kind], dx=1 / self.steps)) for kind in ("deletion", "insertion"))
+            road = float((curves["least"] - curves["most"]).mean() / 2)
             kept, all_of_it = float(scale(masked)), float(scale(whole))
-            rows.append(
-                Faithfulness(
-                    name,
-                    self.goal.score,
-                    values,
-                    float(np.trapezoid(curves["deletion"], dx=1 / self.steps)),
-                    float(np.trapezoid(curves["insertion"], dx=1 / self.steps)),
-                    float((curves["least"] - curves["most"]).mean() / 2),
-                    max(0.0, (all_of_it - kept) / all_of_it) if all_of_it > 0 else 0.0,
-                    kept > all_of_it,
-                    *_in_boxes(spread, self.boxes),
-                    curves,
-                    passes if first[name] == name else 0,
-                    same_as=None if first[name] == name else first[name],
-                )
-            )
+            drop = max(0.0, (all_of_it - kept) / all_of_it) if all_of_it > 0 else 0.0
+            more = *_in_boxes(spreads[name], self.boxes), curves, 0 if same_as else passes, None, same_as
+            rows.append(Faithfulness(name, self.goal.score, values, lost, gained, road, drop, kept > all_of_it, *more))
         return rows
 
     def _images(self, spread: Tensor) -> Iterator[Tensor]:
@@ -353,9 +339,8 @@ def _scaled(goal: Objective, whole: float, nothing: float, values: Any) -> Any:
         return values
     if not whole > nothing:
         exists = f"it is {whole:.4g} for the image, and {nothing:.4g} for an image of its mean colour"
-        raise InputError(
-            f"the score of {goal.score.name} does not fall without the image", exists, "explain another target"
-        )
+        asked = f"the score of {goal.score.name} does not fall without the image"
+        raise InputError(asked, exists, "explain another target")
     return (values - nothing) / (whole - nothing)
 
 

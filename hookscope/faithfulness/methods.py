@@ -180,9 +180,8 @@ def cam_faithfulness(
     if methods is not None and (isinstance(methods, str) or not isinstance(methods, Iterable)):
         methods = [methods]
     chosen = [*CAM_METHODS, *ATTENTION_METHODS] if methods is None else list(methods)
-    maps_of = partial(
-        class_activation_maps, model, inputs, layers, types=types, categories=categories, batch_size=batch_size
-    )
+    shared: dict[str, Any] = {"categories": categories, "batch_size": batch_size}
+    maps_of: Any = partial(class_activation_maps, model, inputs, layers, types=types, **shared)
     cams, errors = dict[str, list[ClassActivationMap]](), list[HookscopeError]()
     for method in chosen:
         try:
@@ -213,14 +212,6 @@ def cam_faithfulness(
             with suppress(HookscopeError):  # such as a score that is not finite
                 for cam, other in zip(cams[method], maps_of(of, method), strict=True):
                     correlations[name_of(cam)] = rank_correlation(cam.values, other.values)
-    measured = measure_faithfulness(
-        model,
-        inputs,
-        {**(maps or {}), **named},
-        target,
-        categories=categories,
-        batch_size=batch_size,
-        on_progress=on_progress,
-        **options,
-    )
+    every = {**(maps or {}), **named}
+    measured = measure_faithfulness(model, inputs, every, target, on_progress=on_progress, **shared, **options)
     return Rows(replace(test, randomized=correlations.get(test.name)) for test in measured)

@@ -134,15 +134,8 @@ def baseline(passes: Passes, layers: Layers, types: Iterable[Any] | None) -> Bas
         input_bytes[call.name] = every.input
 
     chosen = Observer(model, selection, types, on_chosen, ordered=True)
-    every = Observer(
-        model,
-        "*",
-        ("all",),
-        on_any,
-        on_input=lambda module, args, kwargs: _bytes((args, kwargs)),
-        on_start=lambda args, kwargs: states.append(random_states()),
-        on_end=lambda: states.append(random_states()),
-    )
+    at_ends: dict[str, Any] = dict.fromkeys(("on_start", "on_end"), lambda *_: states.append(random_states()))
+    every = Observer(model, "*", ("all",), on_any, on_input=lambda module, *given: _bytes(given), **at_ends)
     scores = passes.scores(chosen, every)
     sites, skipped = [], []
     for call, facts, shape in calls:

@@ -282,9 +282,8 @@ class Mean(Intervention):
 
     def check_one_image(self) -> None:
         if self.source is None and self.over == "images":
-            raise UsageError(
-                "the mean over one image is the image itself", do="give mean:from=FOLDER, or mean:over=positions"
-            )
+            asked = "the mean over one image is the image itself"
+            raise UsageError(asked, do="give mean:from=FOLDER, or mean:over=positions")
 
     def change(self, site: Site, part: Tensor) -> Tensor:
         if self.over == "positions":

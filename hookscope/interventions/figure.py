@@ -104,10 +104,7 @@ def _draw_picture(figure: Figure, x: float, y: float, high: float, image: Image.
 
 
 def _pictures(
-    shown: Sequence[ChannelWorth],
-    photograph: InputImage,
-    net: LoadedModel | nn.Module | None,
-    cmap: str | None,
+    shown: Sequence[ChannelWorth], photograph: InputImage, net: LoadedModel | nn.Module | None, cmap: str | None
 ) -> list[tuple[Image.Image, tuple[str, str]]]:
     picture, box = seen_part(photograph, net)
     kept = [(_label(channel, _LONGEST_CAPTION), channel.values) for channel in shown]
@@ -235,9 +232,8 @@ def draw_effect(
     most = MOST_PIXELS // max(1, len(drawable))
     bands = [_band(layer, modules.get(layer.call.name), shown, most_channels, most) for layer in drawable]
     if effect.layers and not drawable:
-        raise NoMapError(
-            "the effect holds no activations", do="intervention_effect keeps the activations of keep= and keep_changed="
-        )
+        do = "intervention_effect keeps the activations of keep= and keep_changed="
+        raise NoMapError("the effect holds no activations", do=do)
     if not bands:
         raise NoMapError("no activation to draw", "no chosen call ran after the first that was changed", "choose it")
     call, why = bands[0].layer.call, bands[0].why

@@ -68,15 +68,11 @@ def _text(value: Any) -> str:
 
 def _parameters(kind: type[Spelled]) -> dict[str, _Parameter]:
     hints = typing.get_type_hints(kind)
-    parameters = [
-        _Parameter(
-            "from" if field.metadata.get("from_file") else field.name,
-            field,
-            typing.get_args(hints[field.name]) or (hints[field.name],),
-        )
-        for field in dataclasses.fields(kind)  # type: ignore[arg-type]
-    ]
-    return {parameter.name: parameter for parameter in parameters}
+    parameters = {}
+    for field in dataclasses.fields(kind):  # type: ignore[arg-type]
+        name, hint = "from" if field.metadata.get("from_file") else field.name, hints[field.name]
+        parameters[name] = _Parameter(name, field, typing.get_args(hint) or (hint,))
+    return parameters
 
 
 @dataclass(frozen=True, slots=True)
