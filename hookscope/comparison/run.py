@@ -156,8 +156,7 @@ class AgreementSums:
 
 
 def _best(scores: Tensor) -> list[int]:
-    best: list[int] = torch.where(scores.isnan().any(1), -1, scores.argmax(1)).tolist()
-    return best
+    return torch.where(scores.isnan().any(1), -1, scores.argmax(1)).tolist()
 
 
 _KEPT = 512 << 20  # bytes of A that wait for B

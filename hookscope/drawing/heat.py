@@ -171,8 +171,7 @@ def seen_part(picture: InputImage, net: LoadedModel | nn.Module | None) -> tuple
     photograph = picture.image
     if not isinstance(net, LoadedModel):
         return photograph, (0.0, 0.0, float(photograph.width), float(photograph.height))
-    shown: tuple[Image.Image, Box] = net.preprocess.shown(photograph, net.prepare(picture))
-    return shown
+    return net.preprocess.shown(photograph, net.prepare(picture))
 
 
 class _HeatPage:
@@ -309,8 +308,7 @@ def _laid_over(
     levels = (shares * (colours.LEVELS - 1)).round().astype(np.uint8)
     colour = colours.palette(cmap)[levels].astype(np.float32)
     alpha = (ground.strongest * np.abs(strength) ** 0.7)[..., None]
-    mixed: NDArray[np.uint8] = (pixels * (1 - alpha) + colour * alpha).round().clip(0, 255).astype(np.uint8)
-    return mixed
+    return (pixels * (1 - alpha) + colour * alpha).round().clip(0, 255).astype(np.uint8)
 
 
 def _outline(picture: Image.Image, sides: Sequence[float]) -> None:

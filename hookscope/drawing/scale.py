@@ -90,8 +90,7 @@ class Scale:
     def from_levels(self, levels: NDArray[Any], low: float, high: float) -> NDArray[np.float64]:
         """The values of ``levels`` 0 to ``TOP``, the inverse of `to_levels`."""
         share = levels / TOP
-        values: NDArray[np.float64] = low * (1 - share) + high * share  # high - low may overflow
-        return values
+        return low * (1 - share) + high * share  # high - low may overflow
 
 
 @dataclass(frozen=True)

@@ -92,8 +92,7 @@ class Faithfulness(Shown):
     @property
     def still(self) -> Map:
         """The map ``(h, w)`` that is drawn: of a clip the mean over its frames."""
-        still: Map = self.values.mean(0) if self.values.ndim == 3 else self.values
-        return still
+        return self.values.mean(0) if self.values.ndim == 3 else self.values
 
 
 def read_maps(path: str, word: str) -> dict[str, NDArray[Any]]:
@@ -141,8 +140,7 @@ def over_input(values: NDArray[Any], photograph: tuple[int, int], box: PixelBox,
         return values
     whole = Image.fromarray(values.astype(np.float32))
     cut = whole.transform(size[::-1], Image.Transform.EXTENT, box, Image.Resampling.BILINEAR)
-    crop: Map = np.asarray(cut)
-    return crop
+    return np.asarray(cut)
 
 
 def read_boxes(path: str) -> dict[str, list[Sequence[float]]]:

@@ -264,8 +264,7 @@ class MapTest:
                 asked = f"the target gives {len(numbers[-1])} numbers for {len(batch)} images"
                 raise UsageError(asked, do="give one for each")
             advance(len(batch))
-        values: NDArray[np.float64] = torch.cat(numbers).numpy()
-        return values
+        return torch.cat(numbers).numpy()
 
     def measured(self, maps: Mapping[str, Map], on_progress: Progress | None) -> Rows[Faithfulness]:
         ends = [self.image, self.removed, self.hidden, _mean(self.image)]

@@ -127,8 +127,7 @@ def _ranks(values: NDArray[np.float32]) -> NDArray[np.float64]:
     """The ranks about their mean; equal values share the mean of theirs."""
     _, group, counts = np.unique(values.reshape(-1), return_inverse=True, return_counts=True)
     ranks = np.cumsum(counts) - (counts - 1) / 2
-    centred: NDArray[np.float64] = ranks[group.reshape(-1)] - (values.size + 1) / 2
-    return centred
+    return ranks[group.reshape(-1)] - (values.size + 1) / 2
 
 
 @takes_inputs

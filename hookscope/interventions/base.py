@@ -176,7 +176,7 @@ class Intervention(Spelled):
             if choices and value not in choices:
                 raise UsageError(f"no value '{value}' of {field.name}", f"choices: {', '.join(choices)}")
             if field.metadata.get("finite"):
-                check_finite(field.name, value)
+                check_number(field.name, value, finite=True)
 
     def __call__(
         self, call: Call, tensor: Tensor, module: nn.Module | None = None, part: str = "", axis: int | None = None
@@ -316,24 +316,18 @@ def _facts(tensor: Tensor) -> tuple[str, str, str]:
     return "x".join(map(str, tensor.shape)) or "()", str(tensor.dtype).removeprefix("torch."), str(tensor.device)
 
 
-def check_number(name: str, value: Any) -> None:
-    """Refuse values of the parameter ``name`` that are not numbers or exceed single precision."""
+def check_number(name: str, value: Any, finite: bool = False) -> None:
+    """Refuse values of the parameter ``name`` that are not numbers or exceed single precision, or are not finite."""
     try:
         number = None if isinstance(value, str) else float(value)
     except (TypeError, ValueError):
         number = None
     if number is None:
         raise UsageError(f"{name}={value!r} is not a number", do="give a finite number")
-    if math.isnan(number):
-        raise UsageError(f"{name}=nan", do="give a finite number")
+    if math.isnan(number) or (finite and math.isinf(number)):
+        raise UsageError(f"{name}={number:g}", do="give a finite number")
     if math.isfinite(number) and abs(number) > _LARGEST:
         raise UsageError(f"{name}={number:g} exceeds single precision", do="give at most 3.4e38")
-
-
-def check_finite(name: str, value: Any) -> None:
-    check_number(name, value)
-    if not math.isfinite(value):
-        raise UsageError(f"{name}={value:g}", do="give a finite number")
 
 
 def check_takes(function: Any, what: str, *names: str) -> None:

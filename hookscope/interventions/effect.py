@@ -265,11 +265,8 @@ def from_the_start(
         if not place.from_the_end and not (place.counts and getattr(change, "on", "output") == "input"):
             yield where, change
             continue
-        with (
-            torch.no_grad(),
-            random_states_kept(),
-            capture(model, where, types, transform=lambda _: None) as activations,
-        ):
+        capturing = capture(model, where, types, transform=lambda _: None)
+        with torch.no_grad(), random_states_kept(), capturing as activations:
             _run(model, inputs, seed)
         yield from ((Selection.of_names([call.name], call.call), change) for call in activations.calls)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Self
 
@@ -355,8 +355,11 @@ def _of_parameter(name: str, parameter: Tensor, change: Change) -> Tensor:
 @contextmanager
 def _swapped(parameter: nn.Parameter, changed: Tensor) -> Iterator[None]:
     own, begun = parameter.data, changed.clone()
+    counts = not parameter.is_inference()
     try:
-        with _another_version(parameter):
+        with _unsafe_preserve_version_counter(parameter) if counts else nullcontext():
+            if counts:  # so that backward outside the block raises instead of using the swapped values
+                torch.autograd.graph.increment_version(parameter)
             _set(parameter, changed)
             yield
     finally:
@@ -369,17 +372,6 @@ def _swapped(parameter: nn.Parameter, changed: Tensor) -> Iterator[None]:
             with torch.no_grad():
                 added = torch.where(begun == own, trained, own + (trained - begun))
                 parameter.copy_(torch.where(unchanged, own, added))
-
-
-@contextmanager
-def _another_version(parameter: nn.Parameter) -> Iterator[None]:
-    """Bump the version counter, so that backward outside the block raises instead of using the swapped values."""
-    if parameter.is_inference():
-        yield
-        return
-    with _unsafe_preserve_version_counter(parameter):
-        torch.autograd.graph.increment_version(parameter)
-        yield
 
 
 def _set(parameter: nn.Parameter, values: Tensor) -> None:
