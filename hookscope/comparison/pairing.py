@@ -36,14 +36,14 @@ class Pair:
     """Two calls that stand for each other, ``paired_by`` as in `PairedCall`.
 
     Where a layer of B does the work of a run of calls of A that ends with ``a``, the run begins with ``first``; and
-    with ``first_b`` the other way round.
+    with ``first_b`` the other way round. Else these are the calls themselves.
     """
 
     a: Call
     b: Call
     paired_by: str
-    first: Call | None = None
-    first_b: Call | None = None
+    first: Call
+    first_b: Call
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,14 +192,8 @@ def pair_calls(a: Sequence[SeenCall], b: Sequence[SeenCall], names: Mapping[str,
         matches += _between(base, other, matches)
     matches.sort(key=lambda pair: pair.a)
     pairs = tuple(
-        Pair(
-            base.calls[pair.a],
-            other.calls[pair.b],
-            pair.paired_by,
-            base.calls[pair.first_a] if pair.first_a != pair.a else None,
-            other.calls[pair.first_b] if pair.first_b != pair.b else None,
-        )
-        for pair in matches
+        Pair(base.calls[it.a], other.calls[it.b], it.paired_by, base.calls[it.first_a], other.calls[it.first_b])
+        for it in matches
     )
     free_a, free_b = (tuple(side.calls[at] for at in sorted(side.free)) for side in (base, other))
     return Pairing(pairs, base.left(), other.left(), free_a, free_b)
@@ -247,20 +241,17 @@ def _mapped(a: Sequence[Call], b: Sequence[Call], names: Mapping[str, str]) -> d
             raise UsageError(f"'{name_a}' does not map to '{name_b}'", do="write one * in both names, or in neither")
         start, star, end = name_a.partition("*")
         pattern = re.compile(re.escape(start) + ("(.*)" if star else "()") + re.escape(end), re.DOTALL)
-        fits = [(i, pattern.fullmatch(call.key), pattern.fullmatch(call.name)) for i, call in enumerate(a)]
-        matches = [(i, key, name) for i, key, name in fits if key or name]
-        if not matches:
+        partners: dict[int, int | None] = {}
+        for i, call in enumerate(a):
+            if name := pattern.fullmatch(call.name):
+                partners[i] = positions.get(call_key(name_b.replace("*", name[1]), call.call))
+            elif key := pattern.fullmatch(call.key):
+                partners[i] = positions.get(name_b.replace("*", key[1]))
+        if not partners:
             raise _did_not_run(name_a, "A", a)
-        partners = []
-        for i, key, name in matches:
-            middle = (name or key)[1]  # type: ignore[index]
-            target = name_b.replace("*", middle)
-            partners.append((i, positions.get(call_key(target, a[i].call) if name else target)))
-        if all(j is None for _, j in partners):
+        if all(j is None for j in partners.values()):
             raise _did_not_run(name_b, "B", b)
-        for i, j in partners:
-            if j is not None:
-                pairs.setdefault(i, j)
+        pairs |= {i: j for i, j in partners.items() if j is not None and i not in pairs}
     twice = [j for j, count in Counter(pairs.values()).items() if count > 1]
     if twice:
         both = " and ".join(f"'{a[i].key}'" for i, j in pairs.items() if j == twice[0])

@@ -156,7 +156,7 @@ def keep_outputs(a: Side, batch: PairedBatch, calls: ComparedCalls) -> tuple[dic
     inputs: dict[str, tuple[Any, Any]] = {}
     copies = Copies()
     pairs = calls.pairing.pairs
-    lasts = {(pair.first or pair.a).key: pair.a.key for pair in pairs if pair.a.key in calls.with_alone}
+    lasts = {pair.first.key: pair.a.key for pair in pairs if pair.a.key in calls.with_alone}
     modules = dict(a.net.model.named_modules())
     wanted = {id(modules.get(key.partition("#")[0])) for key in lasts}
 
@@ -172,7 +172,7 @@ def keep_outputs(a: Side, batch: PairedBatch, calls: ComparedCalls) -> tuple[dic
             args, kwargs = inputs.pop(call.key, (None, {}))
             kept[call.key] = Kept(module, args, kwargs, copies.of(output))
 
-    looked_at = [call for pair in pairs for call in (pair.first, pair.a) if call is not None]
+    looked_at = [call for pair in pairs for call in (pair.first, pair.a)]
     observers = observers_of(a, [*looked_at, *calls.matrix_a.values()], calls.ops, on_call, on_input)
     return kept, map_tensors(run_side(a, batch.inputs, observers), torch.clone), grams
 
@@ -260,7 +260,7 @@ def _rounded(tensor: Tensor) -> Tensor:
 
 def may_run_alone(pair: Pair, module: nn.Module | None, holders: Container[str]) -> bool:
     """Whether B's layer, ``module``, runs by itself: no operation, and no block of other layers that are compared."""
-    if module is None or pair.first_b is not None or pair.b.type in FUNCTIONAL:  # the hooked Identity adds nothing
+    if module is None or pair.first_b != pair.b or pair.b.type in FUNCTIONAL:  # the hooked Identity adds nothing
         return False
     inner = (parameter for child in module.children() for parameter in child.parameters())
     return pair.a.name not in holders or next(inner, None) is None
@@ -314,7 +314,7 @@ def find_calls(a: Side, b: Side, batch: PairedBatch, wanted: Wanted) -> Compared
     if not (pairs or wanted.matrix) and (of_a or of_b):  # models of one layer have an input and an output
         raise nothing_pairs(chosen_a, of_b)
     free_a, free_b = ({call.key for call in calls} for calls in (pairing.free_a, pairing.free_b))
-    ends = {pair.a.key: ((pair.first or pair.a).key, (pair.first_b or pair.b).key) for pair in pairs}
+    ends = {pair.a.key: (pair.first.key, pair.first_b.key) for pair in pairs}
     ends[MODEL] = MODEL, MODEL
     lost = {key: (look_a.lost(a, free_a), look_b.lost(b, free_b)) for key, (a, b) in ends.items()}
     uses = {key: (look_a.uses(a), look_b.uses(b)) for key, (a, b) in ends.items()}

@@ -248,8 +248,9 @@ class RowSums:
         for key, parts in self._sums.items():
             pair = self._pairs.get(key)
             if pair is None:
-                kinds = ("" if key == INPUT else type(side.net.model).__name__ for side in (a, b))
-                pair = Pair(Call(key, next(kinds), 0, None), Call(key, next(kinds), 0, None), "name")
+                kinds = ["" if key == INPUT else type(side.net.model).__name__ for side in (a, b)]
+                one, two = (Call(key, kind, 0, None) for kind in kinds)
+                pair = Pair(one, two, "name", one, two)
             for part, sums in parts.items():
                 yield PairedCall(
                     pair.a,
@@ -283,9 +284,6 @@ def parts_of(
             yield from parts_of(one, two, (position,), False)
         return
     of_a, of_b = tensors_in(a), tensors_in(b)
-    common = [name for name in of_a if name in of_b]
-    if common:
-        yield from ((name, of_a[name], of_b[name], positions) for name in common)
-        return
-    for (name, one), two in zip(of_a.items(), of_b.values(), strict=False):
-        yield name, one, two, positions
+    by_name = [(name, of_a[name], of_b[name]) for name in of_a if name in of_b]
+    by_place = ((name, one, two) for (name, one), two in zip(of_a.items(), of_b.values(), strict=False))
+    yield from ((*part, positions) for part in by_name or by_place)

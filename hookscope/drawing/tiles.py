@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import operator
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field as dataclass_field, replace
 from typing import Any
 
@@ -39,11 +39,11 @@ from hookscope.models import LoadedModel, model_errors_as_input_errors
 
 # Without chosen channels at most so many maps, or bars of single values, are drawn: more are too small to look at.
 USUAL_MAPS, USUAL_BARS = 64, 24
-_MEASURES = {
-    "abs": ("mean |value|", "|value|"),
-    "max": ("highest value", "value"),
-    "std": ("standard deviation", "standard deviation"),
-    "mean": ("mean value", "value"),
+_MEASURES: dict[str, tuple[str, str, Callable[[Tensor], Tensor]]] = {  # words for maps and for single values
+    "abs": ("mean |value|", "|value|", lambda flat: flat.abs().mean(1)),
+    "max": ("highest value", "value", lambda flat: flat.amax(1)),
+    "std": ("standard deviation", "standard deviation", lambda flat: flat.std(1, correction=0)),
+    "mean": ("mean value", "value", lambda flat: flat.mean(1)),
 }
 
 
@@ -98,13 +98,13 @@ class ChannelChoice:
 
     def measured(self, single: bool) -> str:
         """What the channels are ordered by, in words; empty if by their numbers."""
-        return _MEASURES[self.measure][single] if self.top else ""
+        return _MEASURES[self.measure][:2][single] if self.top else ""
 
     def of(self, values: Tensor) -> list[int]:
         """The channels of ``values`` ``(C, H, W)``, chosen `for_shape`, in drawing order; LayerError if none exists."""
         count = len(values)
         if self.top:
-            strength = self._strength(values)
+            strength = _MEASURES[self.measure][2](values.flatten(1).nan_to_num(0.0, 0.0, 0.0))
             return [int(at) for at in strength.argsort(descending=True, stable=True)[: self.top]]
         if not self.numbers:
             return list(range(count))
@@ -116,14 +116,6 @@ class ChannelChoice:
     def beyond(self, channels: Collection[int]) -> str:
         """The ranges that end outside a layer with the chosen ``channels``, as text; empty if none does."""
         return _text((first, last) for first, last in self.numbers if last not in channels)
-
-    def _strength(self, values: Tensor) -> Tensor:
-        flat = values.flatten(1).nan_to_num(0.0, 0.0, 0.0)
-        if self.measure == "max":
-            return flat.amax(1)
-        if self.measure == "std":
-            return flat.std(1, correction=0)
-        return flat.mean(1) if self.measure == "mean" else flat.abs().mean(1)
 
 
 def _text(ranges: Iterable[tuple[int, int]]) -> str:

@@ -34,7 +34,8 @@ def described(found: Pairing) -> str:
     """``a b`` for each pair, ``first..last`` for a run; then the calls without a partner of A and of B."""
     pairs = []
     for pair in found.pairs:
-        a, b = (f"{first.key}.." if first else "" for first in (pair.first, pair.first_b))
+        ends = (pair.first, pair.a), (pair.first_b, pair.b)
+        a, b = (f"{first.key}.." if first != last else "" for first, last in ends)
         pairs.append(f"{a}{pair.a.key} {b}{pair.b.key}{' (map)' if pair.paired_by == 'map' else ''}")
         assert (pair.paired_by == "folded") == bool(a or b) or pair.paired_by == "map"
     sides = (", ".join(call.key for call in calls) for calls in (found.only_a, found.only_b))
