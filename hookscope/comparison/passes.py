@@ -97,8 +97,7 @@ def run_side(side: Side, inputs: tuple[Any, ...], observers: Sequence[Observer] 
 @dataclass(slots=True)
 class Kept:
     module: Any
-    args: tuple[Any, ...] | None
-    kwargs: dict[str, Any]
+    inputs: tuple[tuple[Any, ...], dict[str, Any]] | None
     output: Any
 
 
@@ -169,8 +168,7 @@ def keep_outputs(a: Side, batch: PairedBatch, calls: ComparedCalls) -> tuple[dic
         if (last := lasts.get(call.key)) is not None and observers[0].input is not None:
             inputs[last] = observers[0].input
         if call.key in calls.by_a:
-            args, kwargs = inputs.pop(call.key, (None, {}))
-            kept[call.key] = Kept(module, args, kwargs, copies.of(output))
+            kept[call.key] = Kept(module, inputs.pop(call.key, None), copies.of(output))
 
     looked_at = [call for pair in pairs for call in (pair.first, pair.a)]
     observers = observers_of(a, [*looked_at, *calls.matrix_a.values()], calls.ops, on_call, on_input)
@@ -200,7 +198,7 @@ def meet_outputs(
         if pair is None or of_a is None:
             return
         on_pair(pair, of_a, module, output)
-        if pair.a.key in calls.with_alone and of_a.args is not None:
+        if pair.a.key in calls.with_alone and of_a.inputs is not None:
             if b.changes:  # whose hooks count the calls of this pass
                 later.append((pair, of_a, module, (args, kwargs)))
             else:
@@ -266,15 +264,15 @@ def may_run_alone(pair: Pair, module: nn.Module | None, holders: Container[str])
     return pair.a.name not in holders or next(inner, None) is None
 
 
-def run_alone(forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], given: Any) -> Any:
-    """What ``forward`` of a layer gives on the inputs of another layer.
+def run_alone(forward: Callable[..., Any], inputs: Any, given: Any) -> Any:
+    """What ``forward`` of a layer gives on the inputs ``(args, kwargs)`` of another layer.
 
     ``given`` are the inputs that the layer had in its own pass: inputs of the other layer get their data type, device
     and scale of quantisation.
     """
     like = next(iter(tensors_in(given).values()), None)
     # the same tensor in two places is one tensor in the copy too: attention depends on it
-    args, kwargs = map_tensors((args, kwargs), cache(lambda tensor: _as(tensor, like)))
+    args, kwargs = map_tensors(inputs, cache(lambda tensor: _as(tensor, like)))
     with random_states_kept():
         return forward(*args, **kwargs)
 
@@ -325,17 +323,11 @@ def find_calls(a: Side, b: Side, batch: PairedBatch, wanted: Wanted) -> Compared
     )
     holders = {name for pair in pairs for name in itertools.islice(enclosing(pair.a.name), 1, None)}
     modules_b = dict(b.net.model.named_modules())
-    return ComparedCalls(
-        Pairing(pairs, tuple(call for call in only_a if call.key in look_a.chosen), only_b),
-        {pair.a.key for pair in pairs if wanted.alone and may_run_alone(pair, modules_b.get(pair.b.name), holders)},
-        look_a.with_maps,
-        {record.call.key: record.call for record in chosen_a if wanted.matrix},
-        {record.call.key: record.call for record in of_b if wanted.matrix},
-        look_a.bytes / images,
-        wanted.ops,
-        lost,
-        uses,
-    )
+    paired = Pairing(pairs, tuple(call for call in only_a if call.key in look_a.chosen), only_b)
+    able = (pair.a.key for pair in pairs if may_run_alone(pair, modules_b.get(pair.b.name), holders))
+    matrices = [{record.call.key: record.call for record in side if wanted.matrix} for side in (chosen_a, of_b)]
+    alone, size = set(able) if wanted.alone else set[str](), look_a.bytes / images
+    return ComparedCalls(paired, alone, look_a.with_maps, matrices[0], matrices[1], size, wanted.ops, lost, uses)
 
 
 @dataclass(slots=True)

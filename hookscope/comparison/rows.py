@@ -252,23 +252,13 @@ class RowSums:
                 one, two = (Call(key, kind, 0, None) for kind in kinds)
                 pair = Pair(one, two, "name", one, two)
             for part, sums in parts.items():
-                yield PairedCall(
-                    pair.a,
-                    pair.b,
-                    part,
-                    pair.paired_by,
-                    sums.shape_a,
-                    sums.shape_b,
-                    None if sums.shapes_differ else sums.difference.difference(),
-                    sums.noise,
-                    sums.alone.apart,
-                    sums.rounding.relative_l2,
-                    {name: similarity.value for name, similarity in sums.similarities.items()},
-                    sums.only_dead_in(sums.dead_a, sums.dead_b),
-                    sums.only_dead_in(sums.dead_b, sums.dead_a),
-                    change(pair, False),
-                    change(pair, True),
-                )
+                about = pair.a, pair.b, part, pair.paired_by, sums.shape_a, sums.shape_b
+                difference = None if sums.shapes_differ else sums.difference.difference()
+                distances = sums.noise, sums.alone.apart, sums.rounding.relative_l2
+                similarities = {name: similarity.value for name, similarity in sums.similarities.items()}
+                dead = sums.only_dead_in(sums.dead_a, sums.dead_b), sums.only_dead_in(sums.dead_b, sums.dead_a)
+                changes = change(pair, False), change(pair, True)
+                yield PairedCall(*about, difference, *distances, similarities, *dead, *changes)
 
 
 def parts_of(

@@ -236,15 +236,9 @@ def compare(
     compiled = any(side.compiled for side in sides)  # whose layers do not run by themselves
     if ops and compiled:
         raise UsageError("operations of a compiled model cannot be compared", do="leave out ops or compile")
-    wanted = Wanted(
-        None if layers is None else Selection.of(layers),
-        tuple(types) if types else None,
-        ops,
-        names or {},
-        alone and not compiled,
-        matrix,
-        None if keep is None or isinstance(keep, bool) else Selection.of(keep),
-    )
+    chosen = None if layers is None else Selection.of(layers)
+    drawn = None if keep is None or isinstance(keep, bool) else Selection.of(keep)
+    wanted = Wanted(chosen, tuple(types or ()) or None, ops, names or {}, alone and not compiled, matrix, drawn)
     sums = ComparisonRun(*sides, wanted, categories, InputChange(others is not None))
     # so that the last batch is not much smaller than the others
     size = run.batch_size or -(-len(pictures) // -(-len(pictures) // _MOST))
@@ -284,9 +278,9 @@ def compare(
         with suppress(HookscopeError):  # what was compared stays compared
             comparison = with_operations(comparison, of_first(_LEAST, ops=True, types=types, alone=alone))
     if keep is True and (calls := calls_to_draw(comparison)):
-        chosen = Selection.of_calls(calls)
+        drawn = Selection.of_calls(calls)
         ops = ops or any(OPERATION in call.name for call in calls)
-        maps = of_first(1, layers=chosen, types=wanted.types, ops=ops, alone=False, keep=chosen).maps
+        maps = of_first(1, layers=drawn, types=wanted.types, ops=ops, alone=False, keep=drawn).maps
         comparison = replace(comparison, maps=maps)
     return comparison
 
@@ -300,8 +294,7 @@ class ComparisonRun:
 
     def __init__(self, a: Side, b: Side, wanted: Wanted, categories: Sequence[str] | None, change: InputChange) -> None:
         self.a, self.b, self.wanted = a, b, wanted
-        self.names: list[str] = []
-        self.sha256: list[str] = []
+        self.names, self.sha256 = list[str](), list[str]()
         self.skipped = 0
         self.input_change = change
         self.rounds = is_quantized(b.net.model)
@@ -364,7 +357,7 @@ class ComparisonRun:
 
     def _run_alone(self, pair: Pair, of_a: Kept, forward: Callable[..., Any], given: Any) -> None:
         try:
-            output = run_alone(forward, of_a.args or (), of_a.kwargs, given)
+            output = run_alone(forward, of_a.inputs, given)
         except Exception as error:
             if is_out_of_memory(error):
                 raise

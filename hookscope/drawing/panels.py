@@ -141,8 +141,6 @@ class DrawnPanel:
         texts: What is written into rows.
         beyond: Rows with a line that goes on beyond the left and beyond the right edge.
         cells: Colours of the cells of each row, ``(C, 3)``.
-        ramp: The colour map of the cells, and the labels at its ends and in its middle.
-        upright: Whether the labels of the ticks stand upright below the rows.
     """
 
     title: str

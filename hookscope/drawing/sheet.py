@@ -298,8 +298,7 @@ def _composed(
         _add_header(page, summary, title, origin, field_words(summary, photographs is not None))
     tops, bars = [], []
     for block in blocks:
-        bar = None if style.plain else _add_part_header(page, block, len(blocks) > 1)
-        bars.append(bar)
+        bars.append(None if style.plain else _add_part_header(page, block, len(blocks) > 1))
         tops.append(page.add(block.pixels, 8 if page.height else 0))
     image = to_image(page.pixels(margin), style.cmap, photographs)
     places = [_placed(block, margin + block.left, margin + top) for block, top in zip(blocks, tops, strict=True)]

@@ -230,7 +230,14 @@ def draw_effect(
     if photograph is not None and isinstance(net, LoadedModel):
         shown = input_size_of(net.prepare(photograph))
     most = MOST_PIXELS // max(1, len(drawable))
-    bands = [_band(layer, modules.get(layer.call.name), shown, most_channels, most) for layer in drawable]
+    bands = []
+    for layer in drawable:
+        try:
+            parts = moved_maps(layer, modules.get(layer.call.name), shown, most_channels)
+        except NoMapError as error:
+            bands.append(_EffectBand(layer, (), error))
+        else:
+            bands.append(_EffectBand(layer, [draw_difference(maps, most // len(parts)) for maps in parts], None))
     if effect.layers and not drawable:
         do = "intervention_effect keeps the activations of keep= and keep_changed="
         raise NoMapError("the effect holds no activations", do=do)
@@ -247,16 +254,6 @@ def draw_effect(
         _add_band(page, band)
     facts = {**origin.facts(), "interventions": list(interventions), "seed": seed}
     return page.image(len(bands), cmap, facts, [_band_facts(band) for band in bands])
-
-
-def _band(
-    layer: MovedLayer, module: nn.Module | None, shown: InputSize | None, most_channels: int, most: int
-) -> _EffectBand:
-    try:
-        parts = moved_maps(layer, module, shown, most_channels)
-    except NoMapError as error:
-        return _EffectBand(layer, (), error)
-    return _EffectBand(layer, [draw_difference(maps, most // len(parts)) for maps in parts], None)
 
 
 def _add_heading(page: DifferencePage, origin: Origin, interventions: Sequence[str], seed: int | None) -> None:
