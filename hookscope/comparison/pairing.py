@@ -156,14 +156,8 @@ def pair_calls(a: Sequence[SeenCall], b: Sequence[SeenCall], names: Mapping[str,
     name. One layer pairs with a run of calls of the other side where it does their work: where a BatchNorm, a bias or
     an activation follows on one side only, and between two pairs.
 
-    Args:
-        a: The calls of A in order of execution.
-        b: The same of B.
-        names: Names of layers or keys of calls, A to B; a ``*`` in both stands for the same text.
-
-    Raises:
-        LayerError: ``names`` has a layer that did not run.
-        UsageError: ``names`` has a ``*`` on one side only, or gives a call of B two partners.
+    ``names`` are layers or keys of calls, A to B; a ``*`` in both stands for the same text. LayerError for a layer that
+    did not run; UsageError for a ``*`` on one side only, and for two partners of a call of B.
     """
     base, other = (_PairingSide(side, keys) for side, keys in zip((a, b), _without_prefixes(a, b), strict=True))
     mapped = _mapped(base.calls, other.calls, names or {})
@@ -176,10 +170,7 @@ def pair_calls(a: Sequence[SeenCall], b: Sequence[SeenCall], names: Mapping[str,
             base.free.remove(i)
             other.free.remove(j)
 
-    aligned = list(_aligned(base, other, mapped))
-    for i, j in mapped.items():
-        match(i, j)
-    for i, j in aligned:
+    for i, j in (*mapped.items(), *_aligned(base, other, mapped)):
         match(i, j)
     positions = {name: j for j, name in enumerate(other.names)}
     for i, name in enumerate(base.names):

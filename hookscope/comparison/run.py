@@ -317,10 +317,9 @@ class ComparisonRun:
             yield part_of(batch, slice(first, first + step))
 
     def _look(self, batch: PairedBatch) -> None:
+        least = 2 if self.a.net.model.training or self.b.net.model.training else 1
         if self.a.compiled or self.b.compiled:  # another number of images is another program to compile
             least = len(batch.names)
-        else:
-            least = 2 if self.a.net.model.training or self.b.net.model.training else 1
         self.calls = find_calls(self.a, self.b, part_of(batch, slice(least)), self.wanted)
         self.rows = RowSums(self.calls.pairing.pairs)
         if self.wanted.matrix:
@@ -371,25 +370,19 @@ class ComparisonRun:
         a, b = self.a.facts, self.b.facts
         stored = [stored_as(side.net.model) for side in (self.a, self.b)]
         if stored[0] != stored[1] and a.dtype == b.dtype:
-            words = [f"weights rounded to {name}" if name else "" for name in stored]
-            a, b = (
-                replace(side, special="; ".join(filter(None, (side.special, more))))
-                for side, more in zip((a, b), words, strict=True)
-            )
+            words = (f"weights rounded to {name}" if name else "" for name in stored)
+            a, b = (replace(side, special="; ".join(filter(None, (side.special, next(words))))) for side in (a, b))
         weights = Weights(self.a.net.model, self.b.net.model, self.calls.uses)
         rows = tuple(self.rows.rows(self.a, self.b, weights.change))
         only = self.calls.pairing.only_a, self.calls.pairing.only_b
-        training = [sum(module.training for module in side.net.model.modules()) for side in (self.a, self.b)]
-        for side, count in zip("AB", training, strict=True):
-            if count:
-                self.notes[f"{side} is in training mode: {counted(count, 'layer')}"] = None
+        for name, side in (("A", self.a), ("B", self.b)):
+            if count := sum(module.training for module in side.net.model.modules()):
+                self.notes[f"{name} is in training mode: {counted(count, 'layer')}"] = None
         self.notes |= dict.fromkeys((*self.a.notes, *self.b.notes))
         if self.skipped:
             self.notes[f"{counted(self.skipped, 'image')} could not be used"] = None
-        matrix = None
-        if self.matrix is not None:
-            names = tuple(self.calls.matrix_a), tuple(self.calls.matrix_b)
-            matrix = CkaMatrix(*names, self.matrix.matrix, len(self.names))
+        keys = tuple(self.calls.matrix_a), tuple(self.calls.matrix_b)
+        matrix = None if self.matrix is None else CkaMatrix(*keys, self.matrix.matrix, len(self.names))
         hashed = zip(self.names, self.sha256, strict=True)
         images = [{"image": os.path.basename(name), "sha256": sha256} for name, sha256 in hashed]
         provenance = {**package_versions(), "a": self.a.provenance, "b": self.b.provenance, "images": images}

@@ -319,9 +319,7 @@ def _seen(frames: Sequence[Image.Image], side: int, box: Shares | None) -> tuple
     size = (max(1, round(picture.width * factor)), max(1, round(picture.height * factor)))
     photograph = picture.resize(size, Image.Resampling.BILINEAR if factor < 1 else Image.Resampling.NEAREST)
     if box is not None:
-        left, top, right, bottom = (
-            round(share * length) for share, length in zip(box, (*photograph.size, *photograph.size), strict=True)
-        )
+        left, top, right, bottom = (round(share * photograph.size[at % 2]) for at, share in enumerate(box))
         draw = ImageDraw.Draw(photograph)
         draw.rectangle((left, top, right - 1, bottom - 1), outline="white")
         draw.rectangle((left - 1, top - 1, right, bottom), outline="black")

@@ -285,14 +285,12 @@ def _spread(
 ) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
     """The strength of the heat at each pixel, 0 or if signed -1 to 1, and which pixels the map covers."""
     left, top, right, bottom = (round(side * factor[at % 2]) for at, side in enumerate(heat.box))
-    scaled = (
-        np.clip(heat.values / heat.top, -1 if heat.signed else 0, 1) if heat.top > 0 else np.zeros_like(heat.values)
-    )
+    low = -1 if heat.signed else 0
+    scaled = np.clip(heat.values / heat.top, low, 1) if heat.top > 0 else np.zeros_like(heat.values)
     whole = (max(1, right - left), max(1, bottom - top))
     # bilinear between the centres of the cells, as torch's interpolate with align_corners=False
     part = np.asarray(Image.fromarray(scaled.astype(np.float32)).resize(whole, Image.Resampling.BILINEAR))
-    strength = np.zeros((size[1], size[0]), np.float32)
-    covered = np.zeros((size[1], size[0]), bool)
+    strength, covered = np.zeros(size[::-1], np.float32), np.zeros(size[::-1], bool)
     x, y = max(left, 0), max(top, 0)  # a padded picture's map reaches beyond the photograph
     x_end, y_end = min(right, size[0]), min(bottom, size[1])
     strength[y:y_end, x:x_end] = part[y - top : y_end - top, x - left : x_end - left]
@@ -314,10 +312,8 @@ def _laid_over(
 def _outline(picture: Image.Image, sides: Sequence[float]) -> None:
     """Draw a rectangle on ``picture``, white between black edges, visible on any colour; all of it lies inside."""
     width = max(1, round(picture.width / 320))
-    low, (across, down) = 2 * width, (max(2 * width, side - 1 - 2 * width) for side in picture.size)
-    left, top, right, bottom = (
-        min(max(round(side), low), high) for side, high in zip(sides, (across, down) * 2, strict=True)
-    )
+    low, highs = 2 * width, [max(2 * width, side - 1 - 2 * width) for side in picture.size] * 2
+    left, top, right, bottom = (min(max(round(side), low), high) for side, high in zip(sides, highs, strict=True))
     right, bottom = max(left, right), max(top, bottom)  # an untrained detector turns boxes over
     pen = ImageDraw.Draw(picture)
     for grow, colour, wide in ((2 * width, (0, 0, 0), 3 * width), (width, (255, 255, 255), width)):

@@ -293,14 +293,12 @@ def replaced(part: Tensor, source: Tensor) -> Tensor:
     return torch.where(torch.ones((), dtype=torch.bool, device=part.device), source, part)
 
 
-def checked(changed: Any, tensor: Tensor, key: str) -> Tensor:
+def checked(changed: Tensor | None, tensor: Tensor, key: str) -> Tensor:
     """The result of a user's function, in memory of its own; None means no change."""
     if changed is None:
         return tensor
     _check_like(changed, tensor, key)
-    # the next layer may work in place, and the function may keep its result
-    own: Tensor = changed.clone()
-    return own
+    return changed.clone()  # the next layer may work in place, and the function may keep its result
 
 
 def _check_like(changed: Any, tensor: Tensor, key: str) -> None:
