@@ -4,7 +4,6 @@ from .facts import (
     BROKEN_LIMITS as BROKEN_LIMITS,
     CHANGED_IMAGES as CHANGED_IMAGES,
     PAIRS as PAIRS,
-    TIMES_NOISE as TIMES_NOISE,
     UNPAIRED as UNPAIRED,
     Agreement as Agreement,
     Answer as Answer,

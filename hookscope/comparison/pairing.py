@@ -93,7 +93,9 @@ class _PairingSide:
         self.free = set(range(len(side)))
 
     def free_between(self, start: int, stop: int) -> list[int]:
-        return [at for at in range(start, stop) if at in self.free and not self.hands_on[at]]
+        """Those that need a partner, outside of other layers."""
+        places = range(start, stop)
+        return [at for at in places if at in self.free and not self.hands_on[at] and at not in self.inside]
 
     def computes_one(self, at: int) -> bool:
         return self.kinds[at] != _BLOCK and len(self.functions[at]) == 1
@@ -101,7 +103,7 @@ class _PairingSide:
     def left(self) -> tuple[Call, ...]:
         """The calls that need a partner and have none, nor has the layer that they are in."""
         without = {call.name for at, call in enumerate(self.calls) if at in self.free}
-        free = self.free_between(0, len(self.calls))
+        free = (at for at in sorted(self.free) if not self.hands_on[at])
         return tuple(self.calls[at] for at in free if self.inside.get(at, without) & without)
 
     def run_after(self, at: int, functions: Sequence[str]) -> list[int]:
@@ -261,9 +263,7 @@ def _aligned(base: _PairingSide, other: _PairingSide, mapped: Mapping[int, int])
     """The pairs with the highest sum of scores that keep the order of both sides (Needleman and Wunsch 1970)."""
     start = 0 if mapped else _same_start(base, other)
     yield from ((at, at) for at in range(start))
-    rows, columns = (
-        [at for at in side.free_between(start, len(side.calls)) if at not in side.inside] for side in (base, other)
-    )
+    rows, columns = (side.free_between(start, len(side.calls)) for side in (base, other))
     scores = _scores(base, other, rows, columns, mapped)
     # the best sums of the first i and j calls: with a pair of the last two, and without
     paired = np.full((len(rows) + 1, len(columns) + 1), -np.inf, np.float32)
@@ -363,7 +363,7 @@ def _between(base: _PairingSide, other: _PairingSide, matches: Sequence[_Match])
     starts = [*((pair.first_a, pair.first_b) for pair in matches), (len(base.calls), len(other.calls))]
     for (end_a, end_b), (start_a, start_b) in zip(ends, starts, strict=True):
         a, b = (
-            [at for at in side.free_between(end + 1, start) if at not in side.inside and side.computes_one(at)]
+            [at for at in side.free_between(end + 1, start) if side.computes_one(at)]
             for side, end, start in ((base, end_a, start_a), (other, end_b, start_b))
         )
         for side, run in ((base, a), (other, b)):

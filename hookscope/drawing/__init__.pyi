@@ -57,13 +57,11 @@ from .panels import (
     Panel as Panel,
     RowPlot as RowPlot,
     decades as decades,
-    draw_panels as draw_panels,
     plain_ticks as plain_ticks,
     row_plot as row_plot,
     tick_label as tick_label,
 )
 from .plot import (
-    BODY as BODY,
     DPI as DPI,
     SMALL as SMALL,
     TITLE as TITLE,
@@ -105,13 +103,11 @@ from .text import (
     stamp as stamp,
     text_pixels as text_pixels,
     wrapped as wrapped,
-    wrapped_lines as wrapped_lines,
 )
 from .tiles import (
     ChannelChoice as ChannelChoice,
     Tiles as Tiles,
     channel_numbers as channel_numbers,
-    finite_extremes as finite_extremes,
     input_frames as input_frames,
     input_size_of as input_size_of,
     layers_of_classes as layers_of_classes,

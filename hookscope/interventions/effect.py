@@ -89,21 +89,12 @@ def class_changes(
     ranks = [{index: rank for rank, index in enumerate(order, 1)} for order in orders]
     targets = Target.of(target).indices(scores[0], categories)
     shown = dict.fromkeys([*_BEST.indices(scores[0], None), *_BEST.indices(scores[1], None), *targets])
-    return [
-        ClassChange(
-            index=index,
-            label=class_label(index, categories),
-            target=index in targets,
-            score=scores[0][index],
-            score_after=scores[1][index],
-            change=scores[1][index] - scores[0][index],
-            probability=shares[0][index],
-            probability_after=shares[1][index],
-            rank=ranks[0][index],
-            rank_after=ranks[1][index],
-        )
-        for index in shown
-    ]
+    changes = []
+    for index in shown:
+        score, share = (scores[0][index], scores[1][index]), (shares[0][index], shares[1][index])
+        rank, label = (ranks[0][index], ranks[1][index]), class_label(index, categories)
+        changes.append(ClassChange(index, label, index in targets, *score, score[1] - score[0], *share, *rank))
+    return changes
 
 
 @dataclass(frozen=True, slots=True, repr=False)
