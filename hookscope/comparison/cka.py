@@ -65,8 +65,7 @@ class CkaSums:
         images = next((len(gram) for gram in (*grams_a, *grams_b) if gram is not None), 0)
         if images < LEAST_IMAGES:
             return
-        a = torch.stack([_centred(gram, images) for gram in grams_a])
-        b = torch.stack([_centred(gram, images) for gram in grams_b])
+        a, b = (torch.stack([_centred(gram, images) for gram in grams]) for grams in (grams_a, grams_b))
         self._products += a @ b.T
         self._own_a += a.square().sum(1)
         self._own_b += b.square().sum(1)

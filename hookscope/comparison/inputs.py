@@ -1,13 +1,12 @@
-"""The same images for both sides, in batches, each prepared as its side wants it."""
+"""The same images for both sides, in batches, each prepared as its side wants it; and how their inputs differ."""
 
 from __future__ import annotations
 
-import itertools
 import os
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
-from itertools import permutations
+from itertools import permutations, takewhile
 from typing import Any, TypeVar
 
 import numpy as np
@@ -15,13 +14,14 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
+from torchvision.transforms import functional as F
 
 from hookscope.drawing import input_size_of
 from hookscope.errors import HookscopeError, UsageError
 from hookscope.hooks import InputSize, tensors_in
-from hookscope.images import InputImage, Listener, list_pictures
+from hookscope.images import AnyImage, InputImage, Listener, as_picture, list_pictures
 from hookscope.jobs import memory_batches
-from hookscope.models import Batch, LoadedModel, load_batches
+from hookscope.models import Batch, LoadedModel, Resize, load_batches
 
 Floats = NDArray[np.float64]
 
@@ -222,10 +222,68 @@ def _common(of_a: Iterator[Batch], of_b: Iterator[Batch]) -> Iterator[PairedBatc
             b = after(b, 1, of_b)
         else:
             pairs = zip(a.positions, b.positions, strict=False)
-            length = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
+            length = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
             yield _paired(part_of(a, slice(length)), part_of(b, slice(length)))
             a, b = after(a, length, of_a), after(b, length, of_b)
 
 
 def _paired(a: Batch, b: Batch) -> PairedBatch:
     return PairedBatch(a.names, a.positions, a.inputs, a.sha256, b.inputs)
+
+
+_UNLIKE = 2e-4  # of the variance of a channel: what rounding to 8 bits leaves unexplained, and another filter exceeds
+_SMOOTH = ("bilinear", "bicubic", "lanczos", "box", "hamming")  # with antialias
+_PLAIN = ("bilinear", "bicubic", "nearest", "nearest-exact")  # without
+
+
+def resizes_apart(picture: AnyImage, a: LoadedModel, b: LoadedModel) -> str:
+    """How both sides resize ``picture``, where they do it differently; empty if one of them does it in no usual way."""
+    source = as_picture(picture)
+    image = source.image
+    inputs = [net.prepare(source).cpu().double() for net in (a, b)]
+    if inputs[0].shape != inputs[1].shape or inputs[0].dim() != 3 or len(inputs[0]) != 3:
+        return ""
+    size = (int(inputs[0].shape[1]), int(inputs[0].shape[2]))
+    own = [net.preprocess.transforms.resize for net in (a, b)]
+    unlike: list[dict[str, float]] = [{}, {}]
+    for resize, resized in _ways(image, size, own):
+        words = _described(resize)
+        for found, tensor in zip(unlike, inputs, strict=True):
+            found[words] = min(found.get(words, 1.0), _unlike(resized, tensor))
+    explained = [{words for words, share in found.items() if share < _UNLIKE} for found in unlike]
+    if not all(explained) or explained[0] & explained[1]:
+        return ""
+    ways = [min(found, key=lambda words: found[words]) for found in unlike]
+    return f"The images are resized differently: {ways[0]} in A, {ways[1]} in B"
+
+
+def _ways(image: Image.Image, size: tuple[int, int], own: list[Resize]) -> Iterator[tuple[Resize, Tensor]]:
+    """The usual ways to make an image of ``size``, and what they make."""
+    usual = [Resize("stretch", size), *(Resize(mode, size, size) for mode in ("shorter", "pad"))]
+    usual.append(Resize("shorter", (round(size[0] * 256 / 224), round(size[1] * 256 / 224)), size))
+    ways: dict[str, Resize] = {}
+    for way in [*(way for way in own if way.made == size), *usual]:
+        ways.setdefault(replace(way, interpolation="bilinear", antialias=True).describe(), way)
+    pixels = F.pil_to_tensor(image)
+    for way in ways.values():
+        for interpolation in _SMOOTH:
+            smooth = replace(way, interpolation=interpolation, antialias=True)
+            yield smooth, F.pil_to_tensor(smooth(image))
+        for interpolation in _PLAIN:
+            plain = replace(way, interpolation=interpolation, antialias=False)
+            yield plain, plain(pixels)
+
+
+def _described(resize: Resize) -> str:
+    filter_ = resize.interpolation.removesuffix("-exact")
+    plain = "" if resize.antialias or filter_ == "nearest" else " without antialias"
+    return f"{replace(resize, interpolation='bilinear').describe()} {filter_}{plain}"
+
+
+def _unlike(resized: Any, tensor: Tensor) -> float:
+    """The largest share of the variance of a channel that no channel of ``resized`` explains, of RGB or of BGR."""
+    if resized.shape != tensor.shape:
+        return 1.0
+    both = torch.cat([resized.double().flatten(1), tensor.flatten(1)])
+    alike = torch.corrcoef(both)[:3, 3:].nan_to_num(0).clamp(min=0) ** 2
+    return 1 - max(float(alike.diagonal().min()), float(alike.fliplr().diagonal().min()))

@@ -348,11 +348,11 @@ def check_shifts(
             value = {"max-shift": each.shift, "max-dead-more": more, "reference": each.times}[name]
             is_claimed = name == "max-dead-more" or (each.times > 1 and (name == "max-shift" or is_sure))
             if value > allowed and is_claimed:
-                died = f"{len(each.dead)} of {counted(each.channels, 'channel')}"
                 of = "what it reads" if each.part == READ else "its channels"
                 text = _words(each)
                 if name == "max-dead-more":
-                    text = f"{died} are dead, and were not in the reference"
+                    dead = f"{len(each.dead)} of {counted(each.channels, 'channel')}"
+                    text = f"{dead} are dead, and were not in the reference"
                 elif name == "max-shift" and np.isfinite(each.shift):
                     text = f"the means of {of} are {each.shift:.3g} standard deviations off"
                 channels = each.dead if name == "max-dead-more" else (each.channel,)

@@ -23,7 +23,15 @@ from hookscope.comparison.facts import (
     Comparison,
     how_different,
 )
-from hookscope.comparison.inputs import InputChange, PairedBatch, Picture, as_pictures, paired_batches, part_of
+from hookscope.comparison.inputs import (
+    InputChange,
+    PairedBatch,
+    Picture,
+    as_pictures,
+    paired_batches,
+    part_of,
+    resizes_apart,
+)
 from hookscope.comparison.pairing import Pair
 from hookscope.comparison.passes import (
     ComparedCalls,
@@ -35,7 +43,6 @@ from hookscope.comparison.passes import (
     meet_outputs,
     run_alone,
 )
-from hookscope.comparison.resizes import resizes_apart
 from hookscope.comparison.rows import RowSums, parts_of
 from hookscope.comparison.side import Side
 from hookscope.comparison.weights import Weights, stored_as

@@ -46,6 +46,9 @@ from .heat import (
     Heat as Heat,
     HeatPanel as HeatPanel,
     HeatRow as HeatRow,
+    class_colour as class_colour,
+    draw_boxes as draw_boxes,
+    draw_classes as draw_classes,
     draw_heat as draw_heat,
     draw_heat_page as draw_heat_page,
     seen_part as seen_part,
@@ -78,7 +81,6 @@ from .plot import (
     write as write,
     write_at as write_at,
 )
-from .regions import class_colour as class_colour, draw_boxes as draw_boxes, draw_classes as draw_classes
 from .scale import (
     ALPHA as ALPHA,
     Scale as Scale,

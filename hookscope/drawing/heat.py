@@ -1,4 +1,4 @@
-"""Pages of heat maps over a photograph, with words and a colour bar under each."""
+"""Pages of heat maps over a photograph, with words and a colour bar under each; classes of pixels, and boxes."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from matplotlib import colormaps
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 from torch import nn
@@ -327,3 +328,42 @@ def _mark(pen: ImageDraw.ImageDraw, x: float, y: float, radius: float) -> None:
         pen.ellipse((x - radius, y - radius, x + radius, y + radius), outline=colour, width=wide)
         for dx, dy in ((1, 0), (-1, 0), (0, 1), (0, -1)):
             pen.line((x + dx * radius, y + dy * radius, x + dx * radius * 1.7, y + dy * radius * 1.7), colour, wide)
+
+
+_OPACITY = 0.6
+_CLASSES = 20  # colours; further classes begin again
+
+Colour = tuple[int, int, int]
+
+
+def class_colour(index: int) -> Colour:
+    """The colour of class ``index``: strong colours first, then the pale ones of matplotlib's tab20."""
+    at = index % _CLASSES
+    red, green, blue = colormaps["tab20"].colors[2 * (at % 10) + at // 10]  # type: ignore[attr-defined]
+    return round(255 * red), round(255 * green), round(255 * blue)
+
+
+def draw_classes(image: Image.Image, mask: NDArray[np.int64]) -> Image.Image:
+    """The image in grey under the colours of the classes ``(h, w)``; -1 stands for none."""
+    highest = int(mask.max(initial=0))
+    table = np.array([class_colour(at) for at in range(highest + 1)] + [(0, 0, 0)], np.float32)
+    way = Image.Resampling.NEAREST
+    classes = np.asarray(Image.fromarray(mask.astype(np.int32)).resize(image.size, way))
+    ground = np.asarray(PALE.under(image)).astype(np.float32)
+    opacity = np.where(classes < 0, 0, _OPACITY)[..., None]
+    return Image.fromarray((ground * (1 - opacity) + table[classes] * opacity).round().astype(np.uint8))
+
+
+def draw_boxes(image: Image.Image, boxes: Sequence[Box], colours: Sequence[Colour], scale: float = 1.0) -> Image.Image:
+    """The image with numbered boxes, the first on top; positions are multiplied by ``scale``."""
+    drawn, letters = image.copy(), font(_TEXT, bold=True)
+    pen = ImageDraw.Draw(drawn)
+    for number, (box, colour) in reversed([*enumerate(zip(boxes, colours, strict=True))]):
+        left, top, right, bottom = (side * scale for side in box)
+        right, bottom = max(left, right), max(top, bottom)
+        pen.rectangle((left - 1, top - 1, right + 1, bottom + 1), outline=(0, 0, 0), width=4)
+        pen.rectangle((left, top, right, bottom), outline=colour, width=2)
+        x, y = max(0, min(left, drawn.width - 14)), max(0, min(top, drawn.height - 16))
+        pen.rectangle((x, y, x + letters.getlength(str(number)) + 6, y + 15), fill=colour)
+        pen.text((x + 3, y), str(number), fill=(0, 0, 0) if sum(colour) > 380 else (255, 255, 255), font=letters)
+    return drawn

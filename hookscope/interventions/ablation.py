@@ -436,8 +436,7 @@ def _values(maps: Maps | None, channel: int) -> NDArray[np.float32] | None:
     if maps is None:
         return None
     still = maps.values[channel].unflatten(1, (maps.frames, -1)).mean(1)
-    values: NDArray[np.float32] = still.float().cpu().numpy()
-    return values
+    return np.asarray(still.float().cpu())
 
 
 def _worths(

@@ -13,8 +13,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from hookscope import compare, load_model
-from hookscope.comparison.inputs import InputChange
-from hookscope.comparison.resizes import resizes_apart
+from hookscope.comparison.inputs import InputChange, resizes_apart
 from hookscope.comparison.rows import rounded_as
 from hookscope.comparison.weights import relation, stored_as
 from hookscope.hooks import was_updated
