@@ -115,11 +115,9 @@ def find_answer(
     if not differing:
         return _equal(calls, [*unpaired_a, *unpaired_b])
     first = next((pair for pair in differing if _nonfinite(pair)), differing[0])
-    change = input_change or InputChange()
-    facts = _AnswerFacts(calls, first, a, b, unpaired_a, unpaired_b, change, lost, relation)
+    facts = _AnswerFacts(calls, first, a, b, unpaired_a, unpaired_b, input_change or InputChange(), lost, relation)
     if facts.rounding and not _nonfinite(first):  # rounding hides no other cause
-        more = next((pair for pair in differing if facts.is_more_than_rounding(pair)), first)
-        facts = replace(facts, first=more)
+        facts = replace(facts, first=next((pair for pair in differing if facts.is_more_than_rounding(pair)), first))
     kind, sentence, advice = next(answer for cause in _CAUSES if (answer := cause(facts)))
     same = sum(pair.is_same for pair in calls[: calls.index(first)])
     inputs = INPUT if facts.inputs is not None and facts.inputs.differs else ""

@@ -282,8 +282,7 @@ def _aligned(base: _PairingSide, other: _PairingSide, mapped: Mapping[int, int])
             yield rows[i], columns[j]
             as_pair = paired[i, j] + _NEIGHBOURS > apart[i, j]
         else:
-            is_above = max(paired[i - 1, j], apart[i - 1, j]) == apart[i, j]
-            i, j = (i - 1, j) if is_above else (i, j - 1)
+            i, j = (i - 1, j) if max(paired[i - 1, j], apart[i - 1, j]) == apart[i, j] else (i, j - 1)
             as_pair = paired[i, j] > apart[i, j]
 
 
@@ -406,5 +405,4 @@ def nothing_pairs(a: Sequence[SeenCall], b: Sequence[SeenCall]) -> LayerError:
 
 
 def _described(record: SeenCall) -> str:
-    shape = _only_part(record.shape)
-    return f"{record.call.key} ({record.call.type}, {'x'.join(map(str, shape or ()))})"
+    return f"{record.call.key} ({record.call.type}, {'x'.join(map(str, _only_part(record.shape) or ()))})"

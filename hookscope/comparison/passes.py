@@ -134,8 +134,7 @@ class Makers:
 
     def of(self, values: Any) -> tuple[str, ...]:
         """The keys of the calls that made the tensors in ``values``, as far as it was seen."""
-        tensors = tensors_in(values).values()
-        known = [(tensor, self._known.get(id(tensor))) for tensor in tensors]
+        known = [(tensor, self._known.get(id(tensor))) for tensor in tensors_in(values).values()]
         return tuple(dict.fromkeys(made[1] for tensor, made in known if made and made[0]() is tensor))
 
 

@@ -270,8 +270,7 @@ def compare(
         """A comparison of the first images that could be used."""
         some = slice(sums.first, sums.first + count)
         of_b, quiet = None if others is None else others[some], Listener(note=lambda name, text: None)
-        settings = RunSettings(listener=quiet)
-        return compare(*sides, pictures[some], images_b=of_b, names=names, run=settings, **wanted)
+        return compare(*sides, pictures[some], images_b=of_b, names=names, run=RunSettings(listener=quiet), **wanted)
 
     comparison = sums.comparison()
     same = sums.a.net.preprocess == sums.b.net.preprocess or others is not None

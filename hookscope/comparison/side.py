@@ -67,8 +67,7 @@ class CompiledPass:
         inputs = pytree.tree_map_only(Tensor, torch.clone, (args, kwargs))
         output = self._run(self._plain, *inputs)
         self._calls.clear()
-        again = self._run(self._watched, args, kwargs)
-        self.apart = max(self.apart, _apart(output, again))
+        self.apart = max(self.apart, _apart(output, self._run(self._watched, args, kwargs)))
         for name, value in self._calls:
             layer = self._layers[name]
             layer.forward = lambda value=value: value
@@ -196,8 +195,7 @@ class Side:
         if self.is_onnx:
             raise UsageError(f"{self.net.name} runs in onnxruntime: torch cannot compile it", do="leave out compile")
         backend = "inductor" if self.compiled is True else self.compiled
-        compiled = CompiledPass(self.net.model, backend).model
-        object.__setattr__(self, "net", replace(self.net, model=compiled))
+        object.__setattr__(self, "net", replace(self.net, model=CompiledPass(self.net.model, backend).model))
 
     @classmethod
     def of(cls, side: Side | LoadedModel | nn.Module) -> Side:

@@ -90,8 +90,7 @@ def compare_maps(before: Maps, after: Maps, names: tuple[str, str, str], most_ch
     """The difference of two parts of one shape, of the channels that moved most."""
     distances, nonfinite = _distances(before.values, after.values)
     moved = int((distances > 0).sum())
-    order = distances.argsort(descending=True, stable=True)
-    channels = [int(at) for at in order[: min(moved, most_channels)]]
+    channels = [int(at) for at in distances.argsort(descending=True, stable=True)[: min(moved, most_channels)]]
     # double precision: equal values get equal levels in all three, and differences of floats do not overflow
     old, new = before.values[channels].double(), after.values[channels].double()
     three = [old, new, new - old]
@@ -169,8 +168,7 @@ def draw_difference(maps: MapDifference, most: int) -> DrawnDifference:
     columns = max(1, min(count, math.ceil(math.sqrt(count * height / width))))
     zoom = max(1, min(side // columns, max(_LARGEST_MAP, width)) // width)
     cell = zoom * min(height, width // maps.frames)
-    grids = draw_grids(tiles, columns, cell, frames=maps.frames, most=most // 3, bold=bold)
-    return DrawnDifference(maps, grids)
+    return DrawnDifference(maps, draw_grids(tiles, columns, cell, frames=maps.frames, most=most // 3, bold=bold))
 
 
 class DifferencePage(SheetPage):

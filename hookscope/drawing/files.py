@@ -240,8 +240,7 @@ def _values(pixels: Pixels, part: Mapping[str, Any]) -> NDArray[np.float64]:
     for at, (low, high) in enumerate(zip(part["low"], part["high"], strict=True)):
         row, column = divmod(at, part["columns"])
         y, x = part["y"] + row * part["step_y"], part["x"] + column * part["step_x"]
-        levels = pixels[y : y + height * z : z, x + columns.ravel()]
-        values[at] = values_of_levels(levels, low, high, scale)
+        values[at] = values_of_levels(pixels[y : y + height * z : z, x + columns.ravel()], low, high, scale)
     return values
 
 

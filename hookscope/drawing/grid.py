@@ -57,8 +57,7 @@ class GridLayout:
 
     @property
     def frame_places(self) -> list[slice]:
-        starts = range(0, self.map_width, self.frame_step)
-        return [slice(start, start + self.frame_width) for start in starts]
+        return [slice(start, start + self.frame_width) for start in range(0, self.map_width, self.frame_step)]
 
     @property
     def step_x(self) -> int:

@@ -345,10 +345,8 @@ def class_colour(index: int) -> Colour:
 
 def draw_classes(image: Image.Image, mask: NDArray[np.int64]) -> Image.Image:
     """The image in grey under the colours of the classes ``(h, w)``; -1 stands for none."""
-    highest = int(mask.max(initial=0))
-    table = np.array([class_colour(at) for at in range(highest + 1)] + [(0, 0, 0)], np.float32)
-    way = Image.Resampling.NEAREST
-    classes = np.asarray(Image.fromarray(mask.astype(np.int32)).resize(image.size, way))
+    table = np.array([class_colour(at) for at in range(int(mask.max(initial=0)) + 1)] + [(0, 0, 0)], np.float32)
+    classes = np.asarray(Image.fromarray(mask.astype(np.int32)).resize(image.size, Image.Resampling.NEAREST))
     ground = np.asarray(PALE.under(image)).astype(np.float32)
     opacity = np.where(classes < 0, 0, _OPACITY)[..., None]
     return Image.fromarray((ground * (1 - opacity) + table[classes] * opacity).round().astype(np.uint8))

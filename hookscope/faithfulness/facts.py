@@ -139,8 +139,7 @@ def over_input(values: NDArray[Any], photograph: tuple[int, int], box: PixelBox,
     if values.shape != photograph[::-1] or (values.shape == size and box == (0, 0, *photograph)):
         return values
     whole = Image.fromarray(values.astype(np.float32))
-    cut = whole.transform(size[::-1], Image.Transform.EXTENT, box, Image.Resampling.BILINEAR)
-    return np.asarray(cut)
+    return np.asarray(whole.transform(size[::-1], Image.Transform.EXTENT, box, Image.Resampling.BILINEAR))
 
 
 def read_boxes(path: str) -> dict[str, list[Sequence[float]]]:

@@ -210,8 +210,7 @@ def _expanded(tensor: Tensor, count: int) -> Tensor:
 
 
 def _narrowed(tensor: Tensor, count: int) -> Tensor:
-    is_batch = tensor.dim() > 0 and len(tensor) % count == 0
-    return tensor[: len(tensor) // count] if is_batch else tensor
+    return tensor[: len(tensor) // count] if tensor.dim() and len(tensor) % count == 0 else tensor
 
 
 def _up_to(model: nn.Module, fork: str, site: str) -> Iterator[str]:

@@ -206,8 +206,7 @@ class Permute(Intervention):
         if self.axis == "images" and site.axis == 0:
             raise UsageError(f"no images to permute at '{site.call.key}'", "its tensor has no batch axis")
         if self.axis != "positions":
-            along = site.axis if self.axis == "channels" else 0
-            return laid_out_like(part, _mixed(part, along))
+            return laid_out_like(part, _mixed(part, site.axis if self.axis == "channels" else 0))
         batch = part.movedim(site.axis, 1) if site.axis else part[None]
         flat = batch.flatten(2) if batch.dim() > 2 else batch[..., None]
         mixed = _mixed(flat, 2).reshape(batch.shape)

@@ -51,8 +51,7 @@ class _Parameter:
     def convert(self, word: str, text: str) -> Any:
         if text.lower() == "none" and NoneType in self.types:
             return None
-        converters = (_CONVERTERS[kind] for kind in _CONVERTERS if kind in self.types)
-        convert, meaning = next(converters, (str, "a text"))
+        convert, meaning = next((_CONVERTERS[kind] for kind in _CONVERTERS if kind in self.types), (str, "a text"))
         try:
             return convert(text)
         except (ValueError, KeyError):
