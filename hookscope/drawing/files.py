@@ -53,8 +53,8 @@ class SheetPage:
     def add_text(
         self, text: str, space: int = 0, size: int = TEXT_SIZE, bold: bool = False, alarm: bool = False
     ) -> None:
-        """Add ``text`` at the bottom, in lines; red with ``alarm``."""
-        for line in wrapped(printable(text), self.text_width, font(size, bold).getlength):
+        """Add ``text``, if any, at the bottom, in lines; red with ``alarm``."""
+        for line in wrapped(printable(text), self.text_width, font(size, bold).getlength) if text else ():
             pixels = text_pixels(line, size, bold)
             if alarm:
                 pixels = np.where(pixels == colours.BACKGROUND, pixels, pixels + np.uint8(colours.ALARM - colours.TEXT))

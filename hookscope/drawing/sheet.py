@@ -334,13 +334,10 @@ def _add_photographs(blocks: list[_Block], frames: Frames, box: Shares | None) -
 
 
 def _add_header(page: SheetPage, summary: ActivationSummary, title: str, origin: Origin, field: str) -> None:
-    if title:
-        page.add_text(title, size=_HEAD, bold=True)
+    page.add_text(title, size=_HEAD, bold=True)
     weights = "" if origin.is_random or not origin.weights else f"weights: {origin.weights}"
-    if about := "   ".join(filter(None, [origin.model, origin.images, origin.preprocess, weights])):
-        page.add_text(about, 2)
-    if origin.alarm:
-        page.add_text(origin.alarm, 2, alarm=True)
+    page.add_text("   ".join(filter(None, [origin.model, origin.images, origin.preprocess, weights])), 2)
+    page.add_text(origin.alarm, 2, alarm=True)
     if summary.low is None or summary.mean is None or summary.high is None:
         words = "no finite value"
     else:
@@ -371,8 +368,7 @@ def _add_part_header(page: SheetPage, block: _Block, several: bool) -> int | Non
         else:
             bar = page.add(colour_bar(caption, *ends), 6)
             page.add_text(after, 2)
-    if notes := _notes(block):
-        page.add_text("   ".join(notes), 2)
+    page.add_text("   ".join(_notes(block)), 2)
     return bar
 
 

@@ -224,8 +224,7 @@ def draw_effect(
     effect = one_of(Effect, effect, "intervention_effect")
     photograph = None if photograph is None else as_picture(photograph)
     drawable = [layer for layer in effect.layers if layer.before is not None or layer.after is not None]
-    model = None if net is None else module_of(net)
-    modules = dict(model.named_modules(remove_duplicate=False)) if model is not None else {}
+    modules = {} if net is None else dict(module_of(net).named_modules(remove_duplicate=False))
     origin, shown = Origin.of(net, photograph), None
     if photograph is not None and isinstance(net, LoadedModel):
         shown = input_size_of(net.prepare(photograph))
@@ -259,10 +258,8 @@ def draw_effect(
 def _add_heading(page: DifferencePage, origin: Origin, interventions: Sequence[str], seed: int | None) -> None:
     words = "   then   ".join(interventions) or "interventions that changed nothing"
     page.add_text(f"{origin.model} without and with {words}".strip(), size=15, bold=True)
-    if about := [*origin.words, *([] if seed is None else [f"seed {seed}"])]:
-        page.add_text(", ".join(about), 2)
-    if origin.alarm:
-        page.add_text(origin.alarm, 2, alarm=True)
+    page.add_text(", ".join([*origin.words, *([] if seed is None else [f"seed {seed}"])]), 2)
+    page.add_text(origin.alarm, 2, alarm=True)
     hint = "The channels that moved most come first. Bar: root mean square of the map, one measure for all three."
     page.add_text(hint, 2)
 
