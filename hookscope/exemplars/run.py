@@ -304,10 +304,6 @@ class ExemplarsRun(SavedRun[FoundExemplars]):
     fields: Mapping[str, ReceptiveField] = field(default_factory=dict)
     synthesized: SynthesizedImages = field(default_factory=dict)
 
-    @property
-    def images(self) -> int:
-        return self.found.images
-
     def load(self, file: StrPath) -> Progress:
         name, saved = str(os.fspath(file)), load_exemplars(file)
         saved.source.check_resumed_by(self.source, name)

@@ -55,11 +55,6 @@ class FeatureRun(SavedRun[FeatureBatch]):
 
     columns: dict[str, Column] = field(default_factory=dict, init=False)
     overflowed: Counter[str] = field(default_factory=Counter, init=False)
-    rows: int = field(default=0, init=False)
-
-    @property
-    def images(self) -> int:
-        return self.rows
 
     def merge(self, part: Part[FeatureBatch], value: FeatureBatch) -> None:
         self.columns = self.columns or {name: _column(rows) for name, rows in value.features.items()}
@@ -69,7 +64,6 @@ class FeatureRun(SavedRun[FeatureBatch]):
                 asked = f"{value.names[0]}: {column} is {here}, and {there} for earlier images"
                 raise LayerError(asked, do="give ‹dtype|--dtype›")
         self.overflowed.update(value.overflowed)
-        self.rows += value.count
 
     def finish(self) -> None:
         for column, number in self.overflowed.items():
@@ -107,7 +101,7 @@ class WritingRun(FeatureRun):
                 if not output.begun():
                     output.clear_work()
                 output.leave_work()
-        return _written(output, self.rows, len(self.skips), self.columns, self.earlier)
+        return _written(output, self.images, len(self.skips), self.columns, self.earlier)
 
     def _complete(self) -> WrittenFeatures | None:
         if not (output := self.output).is_there():
@@ -147,7 +141,7 @@ class WritingRun(FeatureRun):
         if sha256 and pictures_in([name]) not in ([None], [picture_of(sha256)]):
             asked = f"cannot resume '{output.path}': the image '{name}' has changed since"
             raise InputError(asked, do="start again with ‹overwrite=True|--overwrite›")
-        self.state, self.rows, self.columns, self.skips = state, state.rows, state.columns, list(state.skipped)
+        self.state, self.columns, self.skips = state, state.columns, list(state.skipped)
         return Progress.after(self.paths, state.done, len(state.skipped))
 
     @cached_property
@@ -212,7 +206,7 @@ class WritingRun(FeatureRun):
     def write(self, file: StrPath) -> None:
         """Make a part of the rows that wait, and say so; after an exception it can be done again."""
         state, skipped = self.state, tuple(image for image in self.skips if image[0] < self.done)
-        state = replace(state, done=self.done, rows=self.rows, skipped=skipped, columns=self.columns)
+        state = replace(state, done=self.done, rows=self.images, skipped=skipped, columns=self.columns)
         with write_errors(self.output.path):
             if self.waiting:
                 batch: FeatureBatch = self.job.merge(self.waiting)

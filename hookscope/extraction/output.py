@@ -6,7 +6,6 @@ import contextlib
 import os
 import re
 import shutil
-from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -194,35 +193,12 @@ class FeatureState:
     @classmethod
     def load(cls, output: Output) -> FeatureState:
         def restored(content: dict[str, Any]) -> FeatureState:
-            columns = {name: Column(dtype, tuple(shape)) for name, (dtype, shape) in content.pop("columns").items()}
-            lists: dict[str, Any] = {name: tuple(content.pop(name)) for name in ("parts", "last")}
-            skipped = tuple(map(tuple, content.pop("skipped")))
-            about, done, rows = (content.pop(name) for name in ("about", "done", "rows"))
-            state = cls(about, done, rows, skipped, columns, **lists, **content)
-            if wrong := state._wrong():
-                raise ValueError(f"no run has saved such {wrong}")
-            return state
+            columns = {name: Column(dtype, tuple(shape)) for name, (dtype, shape) in content["columns"].items()}
+            tuples = {name: tuple(content[name]) for name in ("parts", "last")}
+            skipped = tuple(map(tuple, content["skipped"]))
+            return cls(**content | tuples | {"columns": columns, "skipped": skipped})
 
         return read_state(output.state, _KIND, restored)
-
-    def _wrong(self) -> str:
-        """The first entry whose type, range or sum no run has saved; empty if there is none."""
-
-        def are(values: Iterable[Any], kind: type, least: Any) -> bool:
-            return all(type(value) is kind and value >= least for value in values)
-
-        images = self.about["images"]
-        counts = are([self.done, self.rows, self.about["shard"], 0 if images is None else images], int, 0)
-        right = {
-            "numbers": counts and self.done <= (self.done if images is None else images),
-            "parts": are(self.parts, int, 1) and sum(self.parts) == self.rows,
-            "skipped images": all(len(i) == 3 and are(i[:1], int, 0) and are(i[1:], str, "") for i in self.skipped)
-            and self.rows + len(self.skipped) == self.done,
-            "columns": bool(self.columns) == bool(self.rows)
-            and all(are([c.dtype], str, "") and are(c.shape, int, 1) for c in self.columns.values()),
-            "last image": are(self.last, str, "") and bool(re.fullmatch("[0-9a-f]{64}|", self.last[1])),
-        }
-        return next((name for name, is_right in right.items() if not is_right), "")
 
     def save(self, output: Output) -> None:
         columns = {name: (column.dtype, column.shape) for name, column in self.columns.items()}

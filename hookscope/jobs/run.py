@@ -267,8 +267,9 @@ class SavedRun(ABC, Generic[Value]):
     next_save: float = field(default_factory=lambda: time.monotonic() + _SAVE_EVERY, init=False)
 
     @property
-    @abstractmethod
-    def images(self) -> int: ...
+    def images(self) -> int:
+        """Images that were used."""
+        return self.done - self.skipped
 
     def load(self, file: StrPath) -> Progress:
         """Load what an earlier run has saved, if it was a run of the same; a run without a file has nothing to load."""

@@ -240,10 +240,6 @@ class StatisticsRun(SavedRun[MeasuredImages]):
     coverage: Coverage = field(default_factory=Coverage)
     pictures: set[int] = field(default_factory=set)
 
-    @property
-    def images(self) -> int:
-        return self.totals.images
-
     def load(self, file: StrPath) -> Progress:
         name, saved = str(os.fspath(file)), load_statistics(file)
         saved.source.check_resumed_by(self.source, name, "give what it was made with, or save to another file")

@@ -21,7 +21,7 @@ import torch
 
 from hookscope.errors import InputError, LayerError, UsageError, WriteError
 from hookscope.extraction import FeatureBatch, check_output
-from hookscope.jobs import Part, state_file
+from hookscope.jobs import Part
 from tests.extraction.runs import NAMES, features, parts, write
 
 USED = [position for position in range(23) if position not in (0, 5, 6, 22)]
@@ -253,33 +253,6 @@ def rows_of(name: str) -> list[str]:
     if name.endswith(".zarr"):
         return list(pytest.importorskip("zarr").open_group(name, mode="r")["path"][:])
     return pandas.read_csv(name + ".rows.tsv", sep="\t")["path"].tolist()
-
-
-WRONG: dict[str, Any] = {
-    "done": [-1, 10**9, 2, "12", 12.0, True, None],
-    "rows": [99, 0, "9", -1],
-    "parts": [[], [4, 4, 1, 1], "9", [9, -1, 1]],
-    "columns": [{}, {"fc": ["float64", [2]]}, {"fc": ["float32", [9]]}, {"fc": ["object", [-2]]}, {"fc": 1}, []],
-    "skipped": [[[0]], [], [["0", "0.png", "x"]], [[99, "0.png", "x"]] * 3, [[1, "1.png", "x"]] * 3],
-    "last": [["x"], [5, 6], ["11.png", "zz"]],
-    "about": [[], {}],
-    "complete": [True],
-}
-
-
-@pytest.mark.parametrize("field", WRONG)
-def test_progress_that_no_run_can_have_saved_is_refused(field: str) -> None:
-    with pytest.raises(KeyboardInterrupt):
-        write("a.npz", {"stop": 14})
-    state = Path(".a.npz.parts", "_progress.json")
-    whole = json.loads(state.read_text())
-    for value in WRONG[field]:
-        content = whole["content"] | {field: value}
-        state.write_text(json.dumps(whole | {"content": content, "sha256": state_file._digest(content)}))
-        with pytest.raises(InputError, match=r"is damaged|do not hold the first 12 images, each once"):
-            write("a.npz", resume=True)
-    state.write_text(json.dumps(whole))
-    assert write("a.npz", resume=True).rows == 19
 
 
 def test_a_part_in_place_of_another_is_noticed() -> None:
