@@ -78,18 +78,13 @@ def draw_attention(
     if not maps:
         raise UsageError("no map of attention to draw", do="choose layers with attention")
     (whole, box), origin, cmap = seen_part(photograph, net), Origin.of(net, photograph), cmap or "inferno"
-    region = (
-        max(0, round(box[0])),
-        max(0, round(box[1])),
-        min(whole.width, round(box[2])),
-        min(whole.height, round(box[3])),
-    )
-    picture = whole.crop(region)
+    corner = max(0, round(box[0])), max(0, round(box[1]))
+    picture = whole.crop((*corner, min(whole.width, round(box[2])), min(whole.height, round(box[3]))))
     factor = (cell or _CELL) / min(picture.size)
     size = (max(1, round(picture.width * factor)), max(1, round(picture.height * factor)))
     small = picture.resize(size, Image.Resampling.BILINEAR if factor < 1 else Image.Resampling.NEAREST)
     left, top, right, bottom = (
-        (side - region[at % 2]) * size[at % 2] / picture.size[at % 2] for at, side in enumerate(box)
+        (side - corner[at % 2]) * size[at % 2] / picture.size[at % 2] for at, side in enumerate(box)
     )
     stills = [[*([grid.stills.mean(0)] if head_mean else []), *grid.stills] for grid in maps]
     finite = [float(still.max()) for heads in stills for still in heads if np.isfinite(still).all()]

@@ -36,6 +36,7 @@ from hookscope.hooks import (
     as_float,
     by_channel,
     evaluating,
+    in_order,
     key_of,
     tensors_in,
     token_grid,
@@ -126,11 +127,11 @@ class FoundExemplars:
     def merge(self, other: FoundExemplars) -> None:
         self.images += other.images
         self.seen |= other.seen
-        order = list(self.layers)
+        before = list(self.layers)
         for key, layer in other.layers.items():
             self.layers.setdefault(key, layer.emptied()).merge(layer, self.prints_of)
-        if order and len(order) < len(self.layers):
-            self.layers = {key: self.layers[key] for key in _in_order(order, list(other.layers))}
+        if len(before) < len(self.layers):
+            self.layers = {key: self.layers[key] for key in in_order(before, other.layers)}
         self.prune()
 
     def prints_of(self, images: Ints) -> Prints:
@@ -146,16 +147,6 @@ class FoundExemplars:
 
     def used(self) -> set[int]:
         return {int(image) for layer in self.layers.values() for best in layer.bests for image in best.images}
-
-
-def _in_order(mine: list[str], theirs: list[str]) -> list[str]:
-    """Both, each in its order: a layer that only ran for ``theirs`` keeps its place."""
-    order, at = list(mine), 0
-    for key in theirs:
-        if key not in order:
-            order.insert(at, key)
-        at = order.index(key) + 1
-    return order
 
 
 @dataclass(frozen=True, slots=True)

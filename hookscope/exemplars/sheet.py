@@ -124,9 +124,7 @@ def _part(field: ReceptiveField, exemplar: Exemplar) -> tuple[Box, tuple[float, 
 def _cut(picture: Image.Image, box: Box, reduced: float) -> Image.Image:
     left, top, right, bottom = box
     part = picture.crop((left, top, max(right, left + 1), max(bottom, top + 1)))
-    if reduced == 1:
-        return part
-    return _reduced(part, reduced)
+    return part if reduced == 1 else _reduced(part, reduced)
 
 
 def _reduced(image: Image.Image, by: float) -> Image.Image:

@@ -43,16 +43,6 @@ class _Track:
     words: Sequence[Sequence[str]]
 
 
-@dataclass(frozen=True)
-class _Clip:
-    """Panels of every frame: the photograph, and the map of each track with words about the track."""
-
-    source: OverlaySource
-    photographs: Sequence[HeatPanel]
-    tracks: Sequence[tuple[Sequence[str], Sequence[HeatPanel]]]
-    page: Callable[..., Image.Image]
-
-
 def draw_clip(
     maps: Explained,
     photograph: InputImage | Image.Image | Sequence[Image.Image],
@@ -89,14 +79,14 @@ def draw_clip(
         >>> draw_clip(maps, frames).width
         1712
     """
-    clip = _clip_of(maps, photograph, net, scale_of, cmap)
+    page, photographs, tracks = _clip_of(maps, photograph, net, scale_of, cmap)
     rows = []
-    for words, maps_of_frames in clip.tracks:
-        pairs = list(zip(clip.photographs, maps_of_frames, strict=True))
+    for words, maps_of_frames in tracks:
+        pairs = list(zip(photographs, maps_of_frames, strict=True))
         for begin in range(0, len(pairs), _PAIRS):
             panels = [panel for pair in pairs[begin : begin + _PAIRS] for panel in pair]
             rows.append(HeatRow(panels, [] if begin else words))
-    return clip.page(rows=rows, width=width or _WIDTH)
+    return page(rows=rows, width=width or _WIDTH)
 
 
 def animate_clip(
@@ -121,12 +111,12 @@ def animate_clip(
         >>> len(animate_clip(maps, Image.new("RGB", (64, 64))))
         8
     """
-    clip = _clip_of(maps, photograph, net, scale_of, cmap)
-    own = clip.source.photograph.width
-    width = width or (_LARGE if own > _LARGE else None)
-    words = [": ".join(said) for said, _ in clip.tracks]
-    frames = zip(clip.photographs, *(panels for _, panels in clip.tracks), strict=True)
-    pages = [clip.page(rows=[HeatRow(panels, words)], width=width) for panels in frames]
+    page, photographs, tracks = _clip_of(maps, photograph, net, scale_of, cmap)
+    own = photographs[0].photograph
+    width = width or (_LARGE if own is not None and own.width > _LARGE else None)
+    words = [": ".join(said) for said, _ in tracks]
+    frames = zip(photographs, *(panels for _, panels in tracks), strict=True)
+    pages = [page(rows=[HeatRow(panels, words)], width=width) for panels in frames]
     height = max(page.height for page in pages)
     return Pictures(_padded(page, height) for page in pages)
 
@@ -144,7 +134,8 @@ def _clip_of(
     net: LoadedModel | nn.Module | None,
     others: Sequence[ClassActivationMap | Saliency],
     cmap: str | None,
-) -> _Clip:
+) -> tuple[Callable[..., Image.Image], list[HeatPanel], list[tuple[Sequence[str], list[HeatPanel]]]]:
+    """The page, a panel of each photograph, and words about each track with a panel of each of its maps."""
     kinds: tuple[type[ClassActivationMap | Saliency], ...] = (ClassActivationMap, Saliency)
     given = all_of(kinds, maps, "class_activation_maps or saliency_maps")
     if not given:
@@ -189,8 +180,7 @@ def _clip_of(
         alarm = "" if is_shown else "all zero" if signed else "no value above 0"
         return HeatPanel(source.heat(values, track.top, signed), track.words[at], alarm, photograph=pictures[at])
 
-    drawn = [((track.name, track.about), [panel(track, at) for at in range(count)]) for track in tracks]
-    return _Clip(source, photographs, drawn, page)
+    return page, photographs, [((t.name, t.about), [panel(t, at) for at in range(count)]) for t in tracks]
 
 
 def _frames_of(photograph: InputImage | Image.Image | Sequence[Image.Image], count: int) -> list[Image.Image]:

@@ -14,6 +14,7 @@ from .calls import (
     activation_class as activation_class,
     call_key as call_key,
     enclosing as enclosing,
+    in_order as in_order,
     key_of as key_of,
     matches_type as matches_type,
     no_such_type as no_such_type,

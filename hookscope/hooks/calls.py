@@ -62,6 +62,16 @@ def call_key(name: str, call: int) -> str:
     return f"{name}#{call}" if call else name
 
 
+def in_order(mine: Iterable[str], theirs: Iterable[str]) -> list[str]:
+    """The keys of both, each in its order of execution: a layer that only ran for ``theirs`` keeps its place."""
+    order, at = list(mine), 0
+    for key in theirs:
+        if key not in order:
+            order.insert(at, key)
+        at = order.index(key) + 1
+    return order
+
+
 @dataclass(frozen=True, slots=True)
 class Call:
     """One execution of a layer.

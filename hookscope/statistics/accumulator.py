@@ -406,13 +406,9 @@ class LayerAccumulator(Accumulator):
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Self:
-        restored = cls(Call(*state["call"]), int(state["channels"]), tuple(state["bounds"]), bool(state["with_rank"]))
-        restored.part, restored.items = state["part"], int(state["items"])
-        restored.shape = tuple(state["shape"])
-        restored.low, restored.high = float(state["low"]), float(state["high"])
-        for name in _PLACES:
-            if (place := state[name]) is not None:
-                setattr(restored, name, ValuePosition(place[0], place[1], tuple(place[2])))
+        about = Call(*state["call"]), state["channels"], tuple(state["bounds"]), state["with_rank"], state["part"]
+        places = (place and ValuePosition(place[0], place[1], tuple(place[2])) for place in map(state.get, _PLACES))
+        restored = cls(*about, state["items"], tuple(state["shape"]), state["low"], state["high"], *places)
         for name, part in _PARTS.items():
             setattr(restored, name, None if state[name] is None else part.from_state(state[name]))
         restored.saturated = np.array(state["saturated"], np.int64)

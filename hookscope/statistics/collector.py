@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from copy import copy
 from dataclasses import dataclass, field
@@ -108,7 +108,10 @@ class StatisticsCollector(Shown):
         self.model = model
         self.types = select_types(types) if types else None
         usual = layers is None and not types
-        self.layers = usual_layers(model) if usual else Selection.of("all" if layers is None else layers)
+        self.layers = Selection.of("all" if layers is None else layers)
+        if usual:  # by name, so a layer that never runs is not an error
+            names = _names_of(model, ("Conv2d", "_ConvNd", "Linear", *ACTIVATION_FUNCTIONS))
+            self.layers = Selection.of_names([*names, ""])
         if usual and ops:
             self.layers = Selection([self.layers, EVERY_OPERATION])
         self.rank, self.ops, self.ranges = rank, ops, ranges
@@ -205,7 +208,8 @@ class StatisticsCollector(Shown):
         self.coverage.idle = tuple(name for name in (self.coverage.idle if self._passes else idle) if name in idle)
         running = [self.model.get_submodule(layer.names[0]) for layer in self._watch.progress.layers if layer.calls]
         used = self._modes.used | {id(parameter) for module in running for parameter in module._parameters.values()}
-        self.coverage.unused = tuple(name for name in self.coverage.idle if self._is_unused(name, used))
+        own = {name: {*map(id, self.model.get_submodule(name).parameters())} for name in self.coverage.idle}
+        self.coverage.unused = tuple(name for name, parameters in own.items() if parameters and not parameters & used)
         if self.ranges and not self._passes:
             self._held = held_by(self.model)
         self._pass.totals.held = self._held
@@ -216,11 +220,6 @@ class StatisticsCollector(Shown):
             self.coverage.unmeasured = {key: why for key, why in unmeasured.items() if wanted(key[0])}
         self.totals.merge(self._pass.totals)
         self._pass = _MeasuredPass()
-
-    def _is_unused(self, name: str, used: Collection[int]) -> bool:
-        """Whether a layer has parameters and no operation took one of them."""
-        parameters = list(self.model.get_submodule(name).parameters())
-        return bool(parameters) and not any(id(parameter) in used for parameter in parameters)
 
     def unseen(self, function: Callable[..., Any], *args: Any) -> None:
         """Call ``function(*args)`` during a pass; its calculations are not operations of the model."""
@@ -322,14 +321,6 @@ class StatisticsCollector(Shown):
             norm.moments.merge(known.moments)  # measured already as the output of the layer before
             return
         norm.update(tensor)
-
-
-def usual_layers(model: nn.Module) -> Selection:
-    """Every convolution, Linear layer and activation function, and the model itself.
-
-    They are selected by name, so a layer that never runs is not an error.
-    """
-    return Selection.of_names([*_names_of(model, ("Conv2d", "_ConvNd", "Linear", *ACTIVATION_FUNCTIONS)), ""])
 
 
 def _left_out(model: nn.Module, chosen: Selection) -> Counter[str]:

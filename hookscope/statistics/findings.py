@@ -180,11 +180,6 @@ def _is_function(layer: LayerStatistics) -> bool:
     return layer.call.type.lower() in _FUNCTIONS
 
 
-def _is_gate(layer: LayerStatistics) -> bool:
-    """Whether it is a bounded function with one value for each channel, or with one map for all of them."""
-    return layer.saturated is not None and (_is_squeezed(layer) or (layer.channels == 1 and len(layer.shape) > 1))
-
-
 def _sources(judged: Iterable[tuple[Finding | None, bool]]) -> Iterator[tuple[Finding, bool]]:
     """The first finding of each chain of calls, with the length of the chain: the later calls inherit it.
 
@@ -307,7 +302,8 @@ def _saturations(measured: Measured) -> Iterator[Finding]:
     kind, last = CATALOGUE["saturated"], measured.layers[-1:]
     for layer in measured.layers:
         if (finding := _saturated(layer, measured.thresholds)) is not None:
-            yield kind.as_case(finding, "gate" if _is_gate(layer) else "output" if layer in last else "")
+            is_gate = _is_squeezed(layer) or (layer.channels == 1 and len(layer.shape) > 1)  # one map for all channels
+            yield kind.as_case(finding, "gate" if is_gate else "output" if layer in last else "")
 
 
 def _saturated(layer: LayerStatistics, thresholds: StatisticsThresholds) -> Finding | None:

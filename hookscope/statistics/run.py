@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Self
 
@@ -174,16 +174,9 @@ def measure_images(
         rank=rank,
         assumed=loaded.preprocess.assumes_values,
     )
-    job = StatisticsJob(
-        "*" if every else layers,
-        tuple(types) if types else None,
-        rank,
-        ops,
-        not every,
-        ranges or save is not None,
-        run.images_in_pass,
-        run.workers,
-    )
+    settings = {"rank": rank, "ops": ops, "handed_on": not every, "ranges": ranges or save is not None}
+    kinds, size = tuple(types) if types else None, run.images_in_pass
+    job = StatisticsJob("*" if every else layers, kinds, settings, size, run.workers)
     measured = StatisticsRun(loaded, paths, job, run, save, source)
     measured.do(resume)
     return measured.state()
@@ -197,22 +190,18 @@ class MeasuredImages:
 
 @dataclass(frozen=True, slots=True)
 class StatisticsJob:
-    """The `Job` that measures images with a `StatisticsCollector`; the first six fields are the collector's."""
+    """The `Job` that measures images with a `StatisticsCollector`; the first three fields are the collector's."""
 
     layers: Layers | None
     types: tuple[Any, ...] | None
-    rank: bool
-    ops: bool
-    handed_on: bool
-    ranges: bool
+    settings: Mapping[str, bool]
     batch_size: int
     workers: int
 
     @contextlib.contextmanager
     def open(self, net: LoadedModel) -> Iterator[Callable[[Batch], MeasuredImages]]:
         """Measure batches; the hooks stay on for all passes."""
-        options = {name: getattr(self, name) for name in ("rank", "ops", "handed_on", "ranges")}
-        collector = StatisticsCollector(net.model, self.layers, self.types, **options)
+        collector = StatisticsCollector(net.model, self.layers, self.types, **self.settings)
 
         def measure(batch: Batch) -> MeasuredImages:
             collector.totals = RunningStatistics()

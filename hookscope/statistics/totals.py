@@ -15,7 +15,7 @@ from torch import Tensor
 from hookscope.display import NOTHING_MEASURED, Cells, Rows, Shown
 from hookscope.errors import InputError
 from hookscope.findings import counted, listed
-from hookscope.hooks import Call, as_float, was_trained, was_updated
+from hookscope.hooks import Call, as_float, in_order, was_trained, was_updated
 from hookscope.statistics.accumulator import LayerAccumulator, has_fixed_channels
 from hookscope.statistics.facts import LayerStatistics
 from hookscope.statistics.moments import Accumulator, ChannelMoments, Floats, sums_of_maps
@@ -288,14 +288,7 @@ class RunningStatistics(Shown):
 
 
 def _merged(mine: dict[str, _Part], theirs: Mapping[str, _Part]) -> dict[str, _Part]:
-    """``mine`` with ``theirs`` added; a layer that only ran for ``theirs`` keeps its place in order of execution."""
-    merged, order, at = dict(mine), list(mine), 0
-    for key, part in theirs.items():
-        if key in mine:
-            at = order.index(key) + 1
-            merged[key].merge(part)
-        else:
-            merged[key] = deepcopy(part)
-            order.insert(at, key)
-            at += 1
-    return {key: merged[key] for key in order}
+    merged = mine | {key: deepcopy(part) for key, part in theirs.items() if key not in mine}
+    for key in mine.keys() & theirs.keys():
+        merged[key].merge(theirs[key])
+    return {key: merged[key] for key in in_order(mine, theirs)}

@@ -379,7 +379,7 @@ def port(monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def a_job(layers: Any = "0:3") -> StatisticsJob:
-    return StatisticsJob(layers, None, False, False, True, False, 2, 0)
+    return StatisticsJob(layers, None, {}, 2, 0)
 
 
 def test_one_rank_measures_all(few: list[str], port: str) -> None:
