@@ -24,6 +24,7 @@ from hookscope.hooks import (
     MODEL,
     OPERATION,
     Call,
+    KnownTensors,
     Observer,
     Operation,
     Selection,
@@ -105,7 +106,7 @@ class Copies:
     """Copies of tensors; one that was copied before, and not written to since, is not copied again."""
 
     def __init__(self) -> None:
-        self._known: dict[int, tuple[ref[Tensor], int, Tensor]] = {}
+        self._known = KnownTensors[Tensor]()
         self.bytes = 0
 
     def of(self, value: Any) -> Any:
@@ -113,13 +114,11 @@ class Copies:
             return map_tensors(value, self._copy)
 
     def _copy(self, tensor: Tensor) -> Tensor:
-        known = self._known.get(id(tensor))
-        if known is not None and known[0]() is tensor and known[1] == tensor._version:
-            return known[2]
+        if (known := self._known.of(tensor)) is not None:
+            return known
         twin = tensor.detach().clone()
         self.bytes += twin.numel() * twin.element_size()
-        if not tensor.is_inference():  # torch counts no writes to those
-            self._known[id(tensor)] = (ref(tensor), tensor._version, twin)
+        self._known.add(tensor, twin)
         return twin
 
 

@@ -89,6 +89,7 @@ from .registration import (
 from .selection import Layers as Layers, Selection as Selection, layer_text as layer_text
 from .tensors import (
     GradientSize as GradientSize,
+    KnownTensors as KnownTensors,
     as_array as as_array,
     as_float as as_float,
     as_plain as as_plain,

@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMappin
 from dataclasses import dataclass
 from functools import cache
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Generic, TypeVar
+from weakref import ref
 
 import numpy as np
 import torch
@@ -20,6 +21,23 @@ from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 
 from hookscope.errors import InputError
 from hookscope.hooks.calls import Shape
+
+Fact = TypeVar("Fact")
+
+
+class KnownTensors(Generic[Fact]):
+    """A fact of each tensor, until it is freed or written to; torch counts no writes to tensors of inference mode."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[ref[Tensor], int, Fact]] = {}
+
+    def add(self, tensor: Tensor, fact: Fact) -> None:
+        if not tensor.is_inference():
+            self._known[id(tensor)] = ref(tensor), tensor._version, fact
+
+    def of(self, tensor: Tensor) -> Fact | None:
+        known = self._known.get(id(tensor))
+        return known[2] if known is not None and known[0]() is tensor and known[1] == tensor._version else None
 
 
 def as_plain(tensor: Tensor) -> Tensor:

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import count
 from typing import Any
-from weakref import ref
 
 import numpy as np
 import torch
@@ -21,6 +20,7 @@ from hookscope.explain import ClassActivationMap
 from hookscope.hooks import (
     Call,
     InputSize,
+    KnownTensors,
     Maps,
     Shape,
     as_float,
@@ -193,7 +193,7 @@ class Recorder:
         self.drawn: list[DrawnPart] = []
         self.followed: list[DrawnPart] = []
         self._pending: dict[int, Tensor] = {}
-        self._last: tuple[ref[Tensor], int, CallNumbers] | None = None
+        self._known = KnownTensors[CallNumbers]()
         self._numbers = count()
         self._size, self._blocks, self._followed, self._unseen = size, blocks, followed, unseen
 
@@ -248,12 +248,12 @@ class Recorder:
 
     def _numbers_of(self, call: Call, output: Any) -> CallNumbers:
         """The numbers of a call; where a block hands on what its last layer returned, they are known."""
-        counted = isinstance(output, Tensor) and not output.is_inference()  # torch counts no writes to those
-        if counted and self._last is not None and self._last[1] == output._version and self._last[0]() is output:
-            return replace(self._last[2], call=call)
+        if isinstance(output, Tensor) and (known := self._known.of(output)) is not None:
+            return replace(known, call=call)
         numbers = CallNumbers(call)
         numbers.update(output)
-        self._last = (ref(output), output._version, numbers) if counted else None
+        if isinstance(output, Tensor):
+            self._known.add(output, numbers)
         return numbers
 
     def _draw(self, call: Call, module: nn.Module, output: Any) -> None:

@@ -10,7 +10,6 @@ from copy import copy
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Self
-from weakref import ref
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +24,7 @@ from hookscope.hooks import (
     Call,
     HookHandles,
     InputSize,
+    KnownTensors,
     Layers,
     Observer,
     Operation,
@@ -252,13 +252,13 @@ class StatisticsCollector(Shown):
 
     def _measure(self, call: Call, module: nn.Module | Operation, part: str, tensor: Tensor, image: str | None) -> None:
         key, layers = key_of(call, part), self._pass.totals.layers
-        known = self._pass.known(tensor)
+        known = self._pass.known.of(tensor)
         if known is not None and key not in layers:  # a container, or an Identity, hands on what another layer returned
             self.coverage.handed_on.add(key)
             if not call.name:
-                self.coverage.with_channels.add(known.key)
+                self.coverage.with_channels.add(known[0])
             if self._handed_on:
-                layer = layers[key] = copy(layers[known.key])
+                layer = layers[key] = copy(layers[known[0]])
                 layer.call, layer.part, layer.bounds = call, part, bounds_of(module)
             return
         whole = as_float(tensor if _has_fractions(tensor) else tensor.double())
@@ -278,7 +278,7 @@ class StatisticsCollector(Shown):
         moments = layer.update(values, images, self._pass.rotations_of(len(values)))
         if layers.setdefault(key, layer) is not layer:
             layers[key].merge(layer)
-        self._pass.remember(tensor, key, moments if values.is_set_to(whole) else None)
+        self._pass.known.add(tensor, (key, moments if values.is_set_to(whole) else None))
 
     def _on_range(self, call: Call, module: Any, args: Any, kwargs: Any, output: Any) -> None:
         read, tensor = (_values_in(value) for value in ((args, kwargs), output))
@@ -316,9 +316,9 @@ class StatisticsCollector(Shown):
         if tensor is None or getattr(module, "running_mean", None) is None:
             return
         norm = self._pass.totals.batch_norms.setdefault(call.name, BatchNormAccumulator.of(module))
-        known = self._pass.known(tensor)
-        if known is not None and known.moments is not None and len(known.moments.count) == norm.channels:
-            norm.moments.merge(known.moments)  # measured already as the output of the layer before
+        _, moments = self._pass.known.of(tensor) or ("", None)
+        if moments is not None and len(moments.count) == norm.channels:
+            norm.moments.merge(moments)  # measured already as the output of the layer before
             return
         norm.update(tensor)
 
@@ -345,14 +345,17 @@ def _names_of(model: nn.Module, types: Sequence[str]) -> list[str]:
 
 @dataclass
 class _MeasuredPass:
-    """One forward pass: the names of its images and its statistics so far."""
+    """One forward pass: the names of its images and its statistics so far.
+
+    Of a measured tensor the key is ``known``, and its moments if the channels are its second axis.
+    """
 
     names: Sequence[str] = ()
     size: InputSize | None = None
     totals: RunningStatistics = field(default_factory=RunningStatistics)
-    measured: dict[int, _MeasuredTensor] = field(default_factory=dict)
+    known: KnownTensors[tuple[str, ChannelMoments | None]] = field(default_factory=KnownTensors)
     rotations: dict[int, Tensor] = field(default_factory=dict)
-    ranged: dict[int, tuple[ref[Tensor], int]] = field(default_factory=dict)
+    ranged: KnownTensors[bool] = field(default_factory=KnownTensors)
 
     @classmethod
     def of(cls, inputs: Sequence[Any], names: Sequence[str] | None, first: int, convolves: bool) -> Self:
@@ -375,24 +378,11 @@ class _MeasuredPass:
             names = [str(first + at) for at in range(count)]
         return cls(names, size, RunningStatistics(images=count))
 
-    def remember(self, tensor: Tensor, key: str, moments: ChannelMoments | None) -> None:
-        if not tensor.is_inference():  # torch counts no writes to those
-            self.measured[id(tensor)] = _MeasuredTensor(ref(tensor), tensor._version, key, moments)
-
-    def known(self, tensor: Any) -> _MeasuredTensor | None:
-        """What is known of ``tensor``, if it is measured and was not written to since."""
-        known = self.measured.get(id(tensor))
-        measured = None if known is None else known.tensor()
-        if known is None or measured is None or measured is not tensor or measured._version != known.version:
-            return None
-        return known
-
     def has_range(self, tensor: Tensor) -> bool:
         """Whether another call has returned ``tensor``, which was not written to since; from now on one has."""
-        if tensor.is_inference():
-            return False
-        before, self.ranged[id(tensor)] = self.ranged.get(id(tensor)), (ref(tensor), tensor._version)
-        return before is not None and before[0]() is tensor and before[1] == tensor._version
+        before = self.ranged.of(tensor)
+        self.ranged.add(tensor, True)
+        return bool(before)
 
     def images_of(self, items: int) -> Sequence[str | None]:
         """The image of each item; None if items are not images, such as the proposals of a detector."""
@@ -407,13 +397,3 @@ class _MeasuredPass:
             names = self.names if count == 1 else [f"{self.names[at // count]} {at % count}" for at in range(items)]
             self.rotations[items] = rotations_of(names[:items])
         return self.rotations[items]
-
-
-@dataclass(frozen=True, slots=True)
-class _MeasuredTensor:
-    """A measured tensor: the key of its statistics, and its moments if the channels are its second axis."""
-
-    tensor: ref[Tensor]
-    version: int
-    key: str
-    moments: ChannelMoments | None
