@@ -50,8 +50,8 @@ def relevance_rules(model: nn.Module) -> Iterator[nn.Module]:
         composite.remove()
 
 
-Gradient = Callable[["Tensor"], "Tensor"]
-Scores = Callable[["Tensor"], "Tensor"]
+Gradient = Callable[[Tensor], Tensor]
+Scores = Gradient
 
 _COPIES, _MASKS = 25, 1000  # samples of smoothgrad and of rise
 _SHOWN = 0.5  # share of the cells of a mask, as in the paper

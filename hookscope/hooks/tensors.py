@@ -421,7 +421,7 @@ def merge_moments(moments: Moments, others: Moments, outer: bool = False) -> Mom
 
     ``M2 = M2a + M2b + d² na nb / n`` with ``d`` the difference of the means: no difference of large sums is taken, so
     the variance stays exact where the mean is large. The three are numbers, NumPy arrays or tensors; ``outer`` makes
-    the squares products of every two channels, ``(C, C)`` for a mean ``(C,)``.
+    the squares products of every two channels, ``(..., C, C)`` for ``(..., C)``.
 
     Example:
         >>> merge_moments((2, 1.0, 2.0), (1, 4.0, 0.0))
@@ -432,4 +432,5 @@ def merge_moments(moments: Moments, others: Moments, outer: bool = False) -> Mom
     share = other_count / (total + (total == 0))
     apart = other_mean - mean
     weighted = apart * (count * share)
-    return total, mean + apart * share, squares + other_squares + (apart[:, None] if outer else apart) * weighted
+    change = apart[..., None] * weighted[..., None, :] if outer else apart * weighted
+    return total, mean + apart * share, squares + other_squares + change

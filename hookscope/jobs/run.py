@@ -299,7 +299,12 @@ class SavedRun(ABC, Generic[Value]):
         try:
             with contextlib.closing(engine.run(self.job, self.net, self.paths, self.done)) as parts:
                 for part in parts:
-                    self._add(part)
+                    self.report(part)
+                    with signals_held():  # what is merged in part, or merged and not marked as done, would count twice
+                        if part.value is not None:
+                            self.merge(part, part.value)
+                        self.skipped += len(part.skipped)
+                        self.done = part.done
                     listener.progress(len(part.names) + len(part.skipped))
                     if self.is_save_due:
                         self.save()
@@ -319,14 +324,6 @@ class SavedRun(ABC, Generic[Value]):
     def is_save_due(self) -> bool:
         """Whether to save: every ten seconds, or less often if a save takes long."""
         return time.monotonic() > self.next_save
-
-    def _add(self, part: Part[Value]) -> None:
-        self.report(part)
-        with signals_held():  # what is merged in part, or merged and not marked as done, would count twice
-            if part.value is not None:
-                self.merge(part, part.value)
-            self.skipped += len(part.skipped)
-            self.done = part.done
 
     def report(self, part: Part[Value]) -> None:
         """Tell the notes and the skipped images."""

@@ -407,7 +407,8 @@ class LayerAccumulator(Accumulator):
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Self:
         about = Call(*state["call"]), state["channels"], tuple(state["bounds"]), state["with_rank"], state["part"]
-        places = (place and ValuePosition(place[0], place[1], tuple(place[2])) for place in map(state.get, _PLACES))
+        found = [state[name] for name in _PLACES]
+        places = (place and ValuePosition(place[0], place[1], tuple(place[2])) for place in found)
         restored = cls(*about, state["items"], tuple(state["shape"]), state["low"], state["high"], *places)
         for name, part in _PARTS.items():
             setattr(restored, name, None if state[name] is None else part.from_state(state[name]))

@@ -88,10 +88,9 @@ class CallRange(Accumulator):
         """Add the range of the same call on other images; one with other channels is left out."""
         if self.mean.shape != other.mean.shape:
             return
-        away = other.mixed - self.mixed
-        share = self.images * other.images / (self.images + other.images)
-        self.mixed_m2 = self.mixed_m2 + other.mixed_m2 + away[:, :, None] * away[:, None] * share
-        self.mixed = self.mixed + away * other.images / (self.images + other.images)
+        _, self.mixed, self.mixed_m2 = merge_moments(
+            (self.images, self.mixed, self.mixed_m2), (other.images, other.mixed, other.mixed_m2), outer=True
+        )
         self.images, self.mean, self.m2 = merge_moments(
             (self.images, self.mean, self.m2), (other.images, other.mean, other.m2)
         )
