@@ -246,6 +246,7 @@ class ValueHistogram(Accumulator):
         self._counts[self._rows[octaves]] += counts
 
     def merge(self, other: ValueHistogram) -> None:
+        """Add the counts of ``other``."""
         self._add(*other._filled())
 
     def _filled(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -286,11 +287,13 @@ class ValueHistogram(Accumulator):
         return [float(value) for value in below + (above - below) * (ranks % 1)]
 
     def state_dict(self) -> dict[str, Any]:
+        """Arrays for `from_state`."""
         octaves, counts = self._filled()
         return {"octaves": octaves, "counts": counts}
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Self:
+        """Restore what `state_dict` returned."""
         histogram = cls()
         histogram._add(np.array(state["octaves"], np.int64), np.array(state["counts"], np.int64))
         return histogram
