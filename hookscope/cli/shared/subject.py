@@ -348,36 +348,49 @@ class OfModel(RowCommand):
         yield "weights", self.model.weights
 
 
-class OfImage(OfModel):
-    """A command about one forward pass: of one image, or of two for optical flow."""
+class OfPictures(OfModel):
+    """A command about what a model does with images."""
 
     paths: tuple[str, ...] = shared.image_argument()
     layers: hooks.Selection | None = None
     types: tuple[str, ...] = ()
-    changes: Sequence[Any] = ()
+
+    @property
+    def images(self) -> Sequence[str]:
+        return self.paths
 
     def inputs(self) -> Iterator[tuple[str, str]]:
         yield from super().inputs()
-        yield from (("image", path) for path in self.paths)
+        yield from (("image", path) for path in self.images)
+
+    @cached_property
+    def files(self) -> ImageFiles:
+        return ImageFiles(self.images)
+
+    @cached_property
+    def net(self) -> models.LoadedModel:
+        """The model, which must have layers of the ``types``; a single image is read first."""
+        self.files.read_first()
+        net = self.model.load(pictures=bool(self.images))
+        self.check_net(net)
+        return net
+
+    def check_net(self, net: models.LoadedModel) -> None:
+        check_choice(net, self.types)
+
+
+class OfImage(OfPictures):
+    """A command about one forward pass: of one image, or of two for optical flow."""
 
     def check(self) -> None:
         if len(self.paths) > 2:
             raise UsageError(f"expected one image, or two for optical flow, got {len(self.paths)}")
         super().check()
 
-    @cached_property
-    def files(self) -> ImageFiles:
-        return ImageFiles(self.paths)
-
-    @cached_property
-    def net(self) -> models.LoadedModel:
-        """The model, which must have layers of the ``types``; a single image is read first."""
-        self.files.read_first()
-        net = self.model.load(pictures=bool(self.paths))
+    def check_net(self, net: models.LoadedModel) -> None:
         if len(self.paths) > 1 and net.family != "optical_flow":
             raise UsageError(f"{net.name} takes one image", f"{len(self.paths)} were given", "give one")
-        check_choice(net, self.types)
-        return net
+        super().check_net(net)
 
     @cached_property
     def read_images(self) -> Sequence[image_reader.InputImage]:
@@ -394,40 +407,22 @@ class OfImage(OfModel):
 
     @property
     def caption(self) -> dict[str, Any]:
-        return (
-            caption_of(self.net, self.read_images)
-            if self.paths
-            else {"model": self.net.name, "weights": self.net.weights}
-        )
+        caption = caption_of(self.net, self.read_images)
+        return caption if self.paths else {name: caption[name] for name in ("model", "weights")}
 
     def running(self) -> AbstractContextManager[None]:
         """The context in which the model runs on these images."""
         return running(self.net, self.tensors)
 
 
-class OfImages(OfModel, ImageList):
+class OfImages(ImageList, OfPictures):
     """A command about images, one after another."""
 
     tells_classes: ClassVar[bool] = False
     """Whether it says first that the answers of random weights mean nothing."""
-    layers: hooks.Selection | None = None
-    types: tuple[str, ...] = ()
 
-    def inputs(self) -> Iterator[tuple[str, str]]:
-        yield from super().inputs()
-        yield from (("image", path) for path in self.images)
-
-    @cached_property
-    def files(self) -> ImageFiles:
-        return ImageFiles(self.images)
-
-    @cached_property
-    def net(self) -> models.LoadedModel:
-        """The model, which must have layers of the ``types``; a single image is read first."""
-        self.files.read_first()
-        net = self.model.load()
-        check_choice(net, self.types)
+    def check_net(self, net: models.LoadedModel) -> None:
+        super().check_net(net)
         is_chosen = net.missing_weights or self.model.weights == "none"
         if self.tells_classes and models.is_random(net.weights) and not is_chosen:
             note(f"Note: {net.name} loads no trained weights ({net.weights}); its answers mean nothing")
-        return net
