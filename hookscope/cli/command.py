@@ -68,12 +68,7 @@ class GroupedCommand(click.Command):
 
     def format_help_text(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the help with its table."""
-        template, rows = self.help, list(self._table() if self._table else ())
-        if ctx.meta.get(SHORT_HELP):
-            self.help = _shortened(template or "", [name for name, _ in rows], formatter.width - 2)
-            super().format_help_text(ctx, formatter)
-            self.help = template
-            return
+        template, rows = self.help or "", list(self._table() if self._table else ())
         width = max((len(name) for name, _ in rows), default=0)
         room = formatter.width - width - 6  # two blanks before the text of the help, the name and the description
         lines = "\n  ".join(
@@ -81,7 +76,9 @@ class GroupedCommand(click.Command):
             for name, text in rows
             for first, line in zip_longest([name], textwrap.wrap(text, room), fillvalue="")
         )
-        self.help = inspect.cleandoc(template or "").replace("{table}", lines)
+        self.help = inspect.cleandoc(template).replace("{table}", lines)
+        if ctx.meta.get(SHORT_HELP):
+            self.help = _shortened(template, [name for name, _ in rows], formatter.width - 2)
         try:
             super().format_help_text(ctx, formatter)
         finally:

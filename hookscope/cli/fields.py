@@ -212,6 +212,10 @@ class Options:
         given = {name: kind.taken(values) if kind else values.get(name) for name, kind in kinds.items()}
         return cls(**{name: value for name, value in given.items() if kinds[name] or name in values})
 
+    def given(self, *names: str) -> dict[str, Any]:
+        """These options by name, for a call that takes them by the same names."""
+        return {name: getattr(self, name) for name in names}
+
     @classmethod
     def metadata(cls) -> dict[str, Mapping[str, Any]]:
         """What `option` was told of each field, fields of groups too."""

@@ -212,16 +212,6 @@ def _of_parameter(row: ParameterStatistics) -> dict[str, Any] | None:
     return {"low": row.min, "mean": row.mean, "high": row.max, "histogram": row.histogram}
 
 
-_ROWS: Mapping[type, Callable[..., RowPlot]] = {
-    LayerStatistics: statistics_plot,
-    ParameterStatistics: weights_plot,
-    GradientReport: gradients_plot,
-    Plan: plan_plot,
-    Comparison: differences_plot,
-    CkaMatrix: matrix_plot,
-}
-
-
 def _figure_of(rows: Callable[..., RowPlot]) -> Callable[..., Figure]:
     def draw(result: Any, title: str = "", weights: str = "", lines: Sequence[str] = (), **options: Any) -> Figure:
         return draw_rows(rows(result, **options), title, lines, weights)
@@ -230,7 +220,12 @@ def _figure_of(rows: Callable[..., RowPlot]) -> Callable[..., Figure]:
 
 
 _PLOTS: Mapping[type, Callable[..., Figure]] = {
-    **{kind: _figure_of(rows) for kind, rows in _ROWS.items()},
+    LayerStatistics: _figure_of(statistics_plot),
+    ParameterStatistics: _figure_of(weights_plot),
+    GradientReport: _figure_of(gradients_plot),
+    Plan: _figure_of(plan_plot),
+    Comparison: _figure_of(differences_plot),
+    CkaMatrix: _figure_of(matrix_plot),
     Ablation: draw_ablation,
     Run: lambda runs, **options: plot_training(runs[-1], **options),
 }

@@ -92,7 +92,7 @@ class Attention(PictureCommand):
         chosen = [str(layers)] * (layers is not None) + [str(self.query)] * (self.query is not None)
         name = "-".join([word, model_word(net.name), "attention", *map(file_word, chosen)])
         path = self.path(f"{name}.png", image.name, self.is_single)
-        look = {name: getattr(self, name) for name in ("columns", "cell", "cmap", "head_mean", "one_scale")}
+        look = self.given("columns", "cell", "cmap", "head_mean", "one_scale")
         self.write(attention.draw_attention(maps, image, net, **look), path)
         for grid in maps:
             self.arrays.keep(f"{word}/{grid.call.key}", grid.values)

@@ -16,7 +16,6 @@ from hookscope.cli.command import RowCommand
 from hookscope.cli.commands.intervene import Change, at_option
 from hookscope.cli.fields import Option, Options, group, option
 from hookscope.cli.output.formats import Report, Section, note
-from hookscope.cli.output.table import MOST_WORDS, Page, wrapped
 from hookscope.cli.shared import options as shared
 from hookscope.cli.shared.long_run import BatchOptions, ImageRun
 from hookscope.cli.shared.output_paths import check_plot, write_html, write_picture, write_plot
@@ -299,7 +298,7 @@ def _saved_report(a: statistics.SavedStatistics, b: statistics.SavedStatistics) 
         [found.finding] if found.finding is not None else None,
         flat_note=f"Note: {sentence}",
         caption=caption,
-        lead=lambda page: wrapped(sentence, min(MOST_WORDS, page.columns)),
+        lead=[sentence],
     )
 
 
@@ -341,13 +340,8 @@ def comparison_report(
         sections.append(broken)
         verdict = f"limits: {limits.verdict()}"
     note = " ".join(filter(None, ["Note:", found.answer.sentence, verdict]))
-    return Report(
-        sections,
-        totals=[verdict] if verdict else [],
-        flat_note=note,
-        caption=_caption(found),
-        lead=lambda page: _in_words(found, page),
-    )
+    totals, lead = [verdict] if verdict else [], _in_words(found)
+    return Report(sections, totals=totals, flat_note=note, caption=_caption(found), lead=lead)
 
 
 def _shown(
@@ -381,7 +375,7 @@ def _runs(side: comparison.SideFacts) -> str:
     return ", ".join(filter(None, (f"{side.dtype} on {side.device}", side.special)))
 
 
-def _in_words(outcome: comparison.Comparison, page: Page) -> Iterator[str]:
+def _in_words(outcome: comparison.Comparison) -> Iterator[str]:
     first = outcome.answer.first
     unpaired = [
         f"{counted(len(calls), 'call')} of {side} without a partner: {listed([call.key for call in calls], _CALLS)}"
@@ -395,8 +389,7 @@ def _in_words(outcome: comparison.Comparison, page: Page) -> Iterator[str]:
         *unpaired,
         outcome.answer.advice,
     ]
-    for line in filter(None, lines):
-        yield from wrapped(line, min(MOST_WORDS, page.columns))
+    yield from filter(None, lines)
 
 
 def _before(outcome: comparison.Comparison) -> str:

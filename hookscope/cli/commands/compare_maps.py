@@ -9,7 +9,6 @@ from typing import Any
 from hookscope import explain, faithfulness, hooks
 from hookscope.cli.fields import option
 from hookscope.cli.output.formats import Report, Section
-from hookscope.cli.output.table import MOST_WORDS, wrapped
 from hookscope.cli.progress import pass_progress
 from hookscope.cli.shared import options as shared
 from hookscope.cli.shared.picture_run import ExplainCommand, Explanation, cam_methods
@@ -190,5 +189,5 @@ def _report(result: faithfulness.MapComparison, rows: Sequence[Row], caption: Ma
         totals=[total],
         flat_note=f"Note: {' '.join(result.verdict)}",
         caption=caption,
-        lead=lambda page: wrapped(" ".join(result.verdict), min(page.columns, MOST_WORDS)),
+        lead=[" ".join(result.verdict)],
     )

@@ -88,19 +88,11 @@ class Extract(OfManyImages):
                 self.images,
                 self.layers,
                 self.types or None,
-                pool=self.pool,
-                dtype=self.dtype,
                 targets=() if self.target is None else (self.target,),
-                logits=self.logits,
-                folders=self.folders,
+                **self.given("pool", "dtype", "logits", "folders"),
                 run=jobs.RunSettings(self.batch_size, self.workers, engine, run.listener),
             )
-            written = features.save(
-                path,
-                self.shard,
-                overwrite=self.overwrite,
-                resume=self.resume,
-            )
+            written = features.save(path, self.shard, overwrite=self.overwrite, resume=self.resume)
         counts = {"images": written.rows, "weights": net.weights}
         rows = [
             {"layer": name, "shape": shape, "dtype": written.dtypes[name], **counts}

@@ -221,7 +221,7 @@ class Intervene(OfImage):
             ),
         ]
         lead = _answer_lines(classes)
-        self.print(Report(sections, about=about, totals=[total], caption=self.caption, lead=lambda page: lead))
+        self.print(Report(sections, about=about, totals=[total], caption=self.caption, lead=lead))
 
 
 def _classes(effect: interventions.Effect, options: Intervene) -> list[interventions.ClassChange]:

@@ -12,7 +12,6 @@ from hookscope.cli import process, progress
 from hookscope.cli.command import RowCommand
 from hookscope.cli.fields import option
 from hookscope.cli.output.formats import Report, Section, note
-from hookscope.cli.output.table import MOST_WORDS, Page, wrapped
 from hookscope.cli.shared import options as shared
 from hookscope.cli.shared.output_paths import write_plot
 from hookscope.columns import Column, Columns
@@ -168,22 +167,9 @@ class Plan(RowCommand):
     def run(self) -> None:
         source = models.find_source(self.model)  # an unknown name fails before torch is imported
         with process.prints_to_standard_error(), progress.pass_progress() as on_progress:
-            plan = planning.plan(
-                source,
-                batch_size=self.batch_size,
-                train=self.train,
-                optimizer=self.optimizer,
-                checkpoint=self.checkpoint,
-                dtype=self.dtype,
-                memory=self.memory,
-                balance=self.balance,
-                input_size=self.input_size,
-                device=self.device,
-                measure=self.time,
-                repeats=self.repeats,
-                warm_up=self.warm_up,
-                on_progress=on_progress,
-            )
+            step = self.given("batch_size", "train", "optimizer", "checkpoint", "dtype", "input_size", "device")
+            step |= self.given("memory", "balance", "repeats", "warm_up")
+            plan = planning.plan(source, measure=self.time, on_progress=on_progress, **step)
         for text in plan.notes:
             note(f"Note: {text}")
         sums = Report([Section([TOTALS.row(plan)], TOTALS)])
@@ -210,12 +196,7 @@ def plan_report(found: planning.Plan, most: int) -> Report:
     calls = Section(COLUMNS.rows(found.calls), COLUMNS, "call", totals=about, shown=COLUMNS.rows(costly))
     totals = Section([TOTALS.row(found)], TOTALS, "total", in_table=False, in_flat=False)
     note = f"Note: {_answer(found)}; --total prints the sums"
-
-    def lead(page: Page) -> Iterator[str]:
-        for line in verdict(found):
-            yield from wrapped(line, min(MOST_WORDS, page.columns), later="  ")
-
-    return Report([totals, calls], flat_note=note, lead=lead)
+    return Report([totals, calls], flat_note=note, lead=verdict(found), indent="  ")
 
 
 def _cost(plan: planning.Plan, call: planning.CallCost) -> float:

@@ -104,7 +104,7 @@ class Saliency(ExplainCommand):
 
     def explained(self, explanation: Explanation) -> Iterator[Row]:
         names = ("samples", "noise", "steps", "most_steps", "batch_size", "window", "stride", "layer")
-        settings = explain.SaliencySettings(seed=self.model.seed, **{name: getattr(self, name) for name in names})
+        settings = explain.SaliencySettings(seed=self.model.seed, **self.given(*names))
         with running(explanation.net, explanation.inputs), pass_progress() as on_progress:
             maps = explain.saliency_maps(
                 explanation.net,

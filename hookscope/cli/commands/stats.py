@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hookscope import hooks, jobs, models, report, statistics, system
@@ -47,7 +47,7 @@ class StatisticsCommand(RowCommand):
         )
         about = {name: getattr(source, name) for name in ("model", "weights", "preprocess")}
         title = f"{models.short_name(source.model)}, {counted(saved.totals.images, 'image')}"
-        with self.printed_after(_report(saved, layers, findings, self.per_channel)):
+        with self.printed_after(_report(saved, layers, findings, about, self.per_channel)):
             if self.plot is not None:
                 lines = [f"preprocessing: {source.preprocess}"]
                 figure = report.plot(layers, findings=findings, title=title, weights=source.weights, lines=lines)
@@ -116,6 +116,7 @@ def _report(
     saved: statistics.SavedStatistics,
     layers: Sequence[statistics.LayerStatistics],
     findings: Sequence[Finding],
+    source: Mapping[str, Any],
     per_channel: bool,
 ) -> Report:
     weights = saved.source.weights
@@ -127,8 +128,7 @@ def _report(
     about = {"layers": section.rows} if per_channel else {}
     if per_channel:
         section = Section(statistics.channel_rows(layers, weights), statistics.CHANNELS, "channel")
-    source = {name: getattr(saved.source, name) for name in ("model", "weights", "preprocess")}
-    caption = source | {"images": saved.totals.images}
+    caption = {**source, "images": saved.totals.images}
     return Report([section], findings, about, _totals(saved, layers), flat_note, caption)
 
 

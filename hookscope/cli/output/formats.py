@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, TextIO
 
 from hookscope.cli.output.table import (
+    MOST_WORDS,
     Page,
     Plain,
     caption_lines,
@@ -28,6 +29,7 @@ from hookscope.cli.output.table import (
     plain_json as plain_json,
     text_of,
     whole_line,
+    wrapped,
 )
 from hookscope.columns import Columns, Row
 from hookscope.errors import printable
@@ -76,7 +78,7 @@ class Report:
         sections: The rows.
         findings: The findings: sentences under a table, rows in json and ndjson. None if a command has none.
         about: What json holds beside the rows.
-        lead: Lines above the first table, from a `hookscope.cli.output.table.Page`.
+        lead: Sentences above the first table; a longer one goes on below with ``indent``.
         totals: Lines under the last table.
         flat_note: A note for standard error if tsv or csv leaves something out.
         caption: What holds for every row of a table, such as model and preprocessing; one text under the last table,
@@ -92,7 +94,8 @@ class Report:
     flat_note: str = ""
     caption: Mapping[str, Any] = field(default_factory=dict)
     in_words: Callable[[Any], Iterable[str]] | None = None
-    lead: Callable[[Any], Iterable[str]] | None = None
+    lead: Iterable[str] = ()
+    indent: str = ""
     judged: str = ""
 
 
@@ -306,7 +309,8 @@ def _write_table(report: Report, stream: TextIO) -> None:
         _emit(stream, "".join(f"{line}\n" for line in report.in_words(page)))
         return
     sections, caption, left_out = [s for s in report.sections if s.in_table], dict(report.caption), list[str]()
-    lines += report.lead(page) if report.lead is not None else ()
+    for line in report.lead:
+        lines += wrapped(line, min(MOST_WORDS, page.columns), later=report.indent)
     for section in sections:
         rows, error = _until_error(map(section.check, section.rows if section.shown is None else section.shown))
         shown = bool(rows) or not section.needs_rows

@@ -21,8 +21,8 @@ from hookscope.cli.shared.output_paths import OutputPath, file_word, is_device, 
 from hookscope.cli.shared.subject import ImageFiles, OfImages, caption_of, with_one_stdin
 from hookscope.cli.shared.written import wrote_arrays
 from hookscope.columns import Column, Columns, Row
-from hookscope.errors import UsageError, WriteError
-from hookscope.system import replacement, write_atomically
+from hookscope.errors import UsageError
+from hookscope.system import replacement, write_atomically, write_errors
 
 _SUFFIXES = (".npy", ".npz", ".safetensors")
 
@@ -53,7 +53,7 @@ class ArrayFile(contextlib.ExitStack):
             return
         self._keys.add(key)
         if _suffix(self.path) == ".npz":
-            with self._write_errors():
+            with write_errors(self.path):
                 self._append(key, values)
         else:
             self.arrays[key] = values
@@ -67,24 +67,18 @@ class ArrayFile(contextlib.ExitStack):
         with self._archive.open(f"{key}.npy", "w", force_zip64=True) as member:
             np.lib.format.write_array(member, np.asanyarray(values), allow_pickle=False)
 
-    @contextlib.contextmanager
-    def _write_errors(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            raise WriteError(f"cannot write {self.path}: {error.strerror or error}") from error
-
     def __exit__(self, *error: Any) -> None:
         if error[0] is not None:
             with contextlib.suppress(OSError):  # the disk that was full before; the first error says which file
                 super().__exit__(*error)
             return
-        with self._write_errors():
+        if self.path is None or not self._keys:
+            return
+        with write_errors(self.path):
             super().__exit__(*error)
-        if self.path is not None and self.arrays:
+        if self.arrays:
             write_atomically(self.path, _content(self.path, self.arrays))
-        if self._keys and self.path is not None:
-            wrote_arrays(self.path)
+        wrote_arrays(self.path)
 
 
 def check_arrays(path: str) -> None:

@@ -222,11 +222,12 @@ def test_a_table_has_lines_above_and_below_it_and_some_of_the_rows() -> None:
     assert stream.getvalue() == "index\n    1\n\n1 row\n"
     rows = [{"name": name} for name in "abc"]
     section = Section(rows, Columns("name"), shown=rows[1:2])
-    report = Report([section], lead=lambda page: [f"{page.columns} columns"])
+    report = Report([section], lead=["word " * 20 + "end"], indent="  ")
     table, tsv = io.StringIO(), io.StringIO()
     write_report(report, "table", table)
     write_report(report, "tsv", tsv)
-    assert (table.getvalue(), tsv.getvalue()) == ("100 columns\n\nname\nb\n", "name\na\nb\nc\n")
+    lead = " ".join(["word"] * 20) + "\n  end\n"
+    assert (table.getvalue(), tsv.getvalue()) == (f"{lead}\nname\nb\n", "name\na\nb\nc\n")
 
 
 def test_the_stream_chooses_the_format_and_the_columns(monkeypatch: pytest.MonkeyPatch) -> None:
