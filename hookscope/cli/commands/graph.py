@@ -73,16 +73,12 @@ class Graph(RowCommand):
         idle, model = structure.Structure(trace).not_called(), tree[0]
         lines = [f"did not run: {listed(list(idle), 3)}, {sum(idle.values()):,} parameters"] if idle else []
         numbers = f"{model.params:,} parameters, {model.macs:,} MACs, {model.values:,} output values"
-        self.print(_report(tree, [*lines, f"{whole}: {numbers}{' (by a real pass)' if trace.real else ''}"]))
-
-
-def _report(tree: Sequence[structure.TreeRow], totals: Sequence[str]) -> Report:
-    """The rows of a tree; a table leaves a model with layers to the ``totals``, and adds bars of shares in it."""
-    rows = TREE.rows(tree)
-    below = rows[1:] or rows
-    cells = {id(row): shown for row, shown in zip(below, _in_table(tree), strict=True)}
-    section = Section(rows, TREE, shown=below, for_table=lambda row: cells[id(row)])
-    return Report([section], totals=totals)
+        totals = [*lines, f"{whole}: {numbers}{' (by a real pass)' if trace.real else ''}"]
+        rows = TREE.rows(tree)
+        below = rows[1:] or rows  # the totals tell of a model with layers
+        cells = {id(row): shown for row, shown in zip(below, _in_table(tree), strict=True)}
+        section = Section(rows, TREE, shown=below, for_table=lambda row: cells[id(row)])
+        self.print(Report([section], totals=totals))
 
 
 def _in_table(tree: Sequence[structure.TreeRow]) -> Iterator[Row]:

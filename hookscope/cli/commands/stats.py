@@ -36,8 +36,11 @@ class StatisticsCommand(RowCommand):
         if self.tensorboard is not None:
             statistics.check_installed()
             system.check_folder(self.tensorboard)
-        if self.save is not None and not getattr(self, "resume", False):  # the run checks a file to resume
-            _refuse_foreign(self.save)
+        if self.save is None or getattr(self, "resume", False):  # the run checks a file to resume
+            return
+        if os.path.isfile(self.save) and os.path.getsize(self.save) and not jobs.is_state_file(self.save):
+            asked = f"--save {self.save} would replace a file that holds no statistics"  # an image, or the weights
+            raise UsageError(asked, do="name another file")
 
     def report(self, saved: statistics.SavedStatistics) -> None:
         thresholds, source = StatisticsThresholds.of(self.thresholds), saved.source
@@ -102,14 +105,6 @@ class Stats(StatisticsCommand, Measuring):
         saved, skipped = self.measured(self.rank, self.save, self.resume)
         self.report(saved)
         return min(skipped, 1)
-
-
-def _refuse_foreign(save: str) -> None:
-    """Refuse to replace a file that does not hold saved statistics, such as an image or the weights."""
-    if not os.path.isfile(save) or not os.path.getsize(save):
-        return
-    if not jobs.is_state_file(save):
-        raise UsageError(f"--save {save} would replace a file that holds no statistics", do="name another file")
 
 
 def _report(
