@@ -26,9 +26,8 @@ GAP = 1  # transparent pixels between the maps of a picture
 _WIDEST, _HIGHEST = 960, 72  # a picture may have this width on the screen, a map of it this height
 _PIXEL, _CHANNEL, _PICTURE = 1.2, 140, 1200  # bytes of a page for each value of a map, channel and empty picture
 _FAR = 2  # times the room: views of more bytes are not drawn whole
-_RUN_LENGTHS = (
-    3  # zlib's strategy: the picture of noise is as small as with its search for repetitions, in half the time
-)
+# zlib's strategy: the picture of noise is as small as with its search for repetitions, in half the time
+_RUN_LENGTHS = 3
 
 
 @dataclass(frozen=True)

@@ -316,17 +316,21 @@ def _read(name: str, path: str) -> bytes:
 
 def _check_module(name: str) -> None:
     """Raise an error if ``python -m`` would not find the module; its parent packages are not imported."""
+    before = list(sys.path)
+    if not sys.flags.safe_path:
+        sys.path[:1] = [os.getcwd()]  # as ``python -m`` has it
     try:
-        with _module_path():
-            spec, folders = _find_module(name)
-            is_package = spec is not None and spec.submodule_search_locations is not None
-            if is_package:
-                spec = _find_spec(f"{name}.__main__", spec.submodule_search_locations)
-            siblings = [module.name for module in pkgutil.iter_modules(list(folders))]
+        spec, folders = _find_module(name)
+        is_package = spec is not None and spec.submodule_search_locations is not None
+        if is_package:
+            spec = _find_spec(f"{name}.__main__", spec.submodule_search_locations)
+        siblings = [module.name for module in pkgutil.iter_modules(list(folders))]
     except KeyError:  # a namespace package looks for its parent in sys.modules; runpy reports what is missing
         return
     except (ImportError, ValueError) as error:
         raise HookscopeError(f"no module named {name}: {error}") from error
+    finally:
+        sys.path[:] = before
     if spec is not None:
         return
     if is_package:
@@ -351,18 +355,6 @@ def _find_module(name: str) -> tuple[Any, Iterable[str]]:
 def _find_spec(name: str, folders: Iterable[str] | None) -> Any:
     specs = (finder.find_spec(name, folders) for finder in sys.meta_path)  # type: ignore[arg-type]
     return next((spec for spec in specs if spec is not None), None)
-
-
-@contextlib.contextmanager
-def _module_path() -> Any:
-    """`sys.path` as ``python -m`` has it: the current folder first."""
-    before = list(sys.path)
-    if not sys.flags.safe_path:
-        sys.path[:1] = [os.getcwd()]
-    try:
-        yield
-    finally:
-        sys.path[:] = before
 
 
 def _clean_excepthook(hook: Callable[..., Any]) -> Callable[..., None]:

@@ -12,7 +12,7 @@ from hookscope import attention, explain, hooks, images
 from hookscope.cli.fields import option
 from hookscope.cli.shared import options as shared
 from hookscope.cli.shared.output_paths import file_word, model_word
-from hookscope.cli.shared.picture_run import PEAK, PictureCommand, check_arrays
+from hookscope.cli.shared.picture_run import PEAK, PictureCommand, check_arrays, peak
 from hookscope.cli.shared.subject import running
 from hookscope.columns import Column, Columns, Row
 from hookscope.errors import UsageError
@@ -100,10 +100,8 @@ class Attention(PictureCommand):
             about["shape"] = grid.values.shape[1:]
             shares = zip(grid.stills, grid.effective_positions, grid.non_patch_weight, strict=True)
             for head, (still, positions, elsewhere) in enumerate(shares):
-                x, y = (None if peak is None else round(peak, 1) for peak in source.peak_in(still) or (None, None))
-                about |= {"max": float(still.max()), "peak_x": x, "peak_y": y}
                 about |= {"effective_positions": float(positions), "non_patch_weight": float(elsewhere)}
-                yield COLUMNS.row(grid, head=head, **about)
+                yield COLUMNS.row(grid, head=head, **about, **peak(still, source))
 
 
 def _in_shares(query: Query, source: explain.OverlaySource) -> Query:

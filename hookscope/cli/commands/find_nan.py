@@ -12,7 +12,6 @@ from hookscope.cli.output.formats import Report, Section
 from hookscope.cli.output.table import Page, caption_lines, styled, wrapped
 from hookscope.cli.shared.subject import OfImage
 from hookscope.columns import Column, Columns
-from hookscope.errors import printable
 from hookscope.findings import counted, listed
 
 COLUMNS = Columns(
@@ -61,14 +60,14 @@ def _plain(facts: tracing.Facts) -> dict[str, Any]:
 def _in_words(scan: tracing.NonFiniteReport, caption: Mapping[str, Any], page: Page) -> Iterator[str]:
     for call in scan.made:
         where = (call.call.key or hooks.MODEL) + (f" ({call.place})" if call.place else "")
-        line = printable(f"{call.kind} {'brought into' if call.source else 'made by'} {where}: {call.cause}")
+        line = f"{call.kind} {'brought into' if call.source else 'made by'} {where}: {call.cause}"
         yield from (styled(part, "" if call.deliberate else "error", page.colours) for part in _wrapped(line, page))
         for part, tensor in call.inputs.items():
-            yield from _wrapped(printable(f"  input {part}: {tensor}"), page)
+            yield from _wrapped(f"  input {part}: {tensor}", page)
         for part, tensor in call.output.items():
-            yield from _wrapped(printable(f"  output {part}".rstrip() + f": {tensor}"), page)
+            yield from _wrapped(f"  output {part}".rstrip() + f": {tensor}", page)
     for line in _seen(scan):
-        yield from _wrapped(printable(line), page)
+        yield from _wrapped(line, page)
     yield from ["", *caption_lines(caption, [], page)]
 
 

@@ -193,6 +193,14 @@ ANSWER = Columns(
 """The columns of the class that a map explains."""
 PEAK = Columns(Column("max", need=6), Column("peak_x", need=13), Column("peak_y", need=13))
 """The columns of the highest value of a map."""
+
+
+def peak(still: Any, source: explain.OverlaySource) -> Row:
+    """The cells of `PEAK`."""
+    x, y = (None if side is None else round(side, 1) for side in source.peak_in(still) or (None, None))
+    return {"max": float(still.max()), "peak_x": x, "peak_y": y}
+
+
 FRAME = Columns(Column("target", hide="zero"), Column("box", need=1, hide="zero"))
 """The columns of what else a map may explain than a class."""
 
@@ -344,7 +352,6 @@ class Explanation:
 
     def row(self, columns: Columns, result: Any, path: str, **more: Any) -> Row:
         """The row of one map, with the position of its highest value in pixels of the image."""
-        x, y = self.source.peak_in(result.still) or (None, None)
         frame = self.source.frame_of(result.prediction, result.seen)
         more["class"] = result.prediction.index
         return columns.row(
@@ -354,10 +361,8 @@ class Explanation:
             target=result.prediction.target or None,
             box=frame and [round(side, 1) for side in frame],
             shape=result.values.shape,
-            max=float(result.still.max()),
-            peak_x=None if x is None else round(x, 1),
-            peak_y=None if y is None else round(y, 1),
             weights=self.net.weights,
             file=path,
+            **peak(result.still, self.source),
             **more,
         )
