@@ -594,6 +594,9 @@ _warning(
             "The optimizer holds tensors that do not belong to the trained model.",
             "Create the optimizer when the model is complete: after new layers, copies and to(device).",
         ),
+        "twice": _as_error(
+            "Two optimizers hold the same parameters, and this model is in none.", "Give each model to one optimizer."
+        ),
         "other model": _as_note(
             "The gradients of this model are computed but never used.",
             "This is expected for a loss network, a teacher or a discriminator that is not trained: set"
@@ -612,7 +615,13 @@ _warning(
     Threshold("large_input", 10.0, "chosen: root mean square; normalised data have 1, images of 0 to 255 about 130"),
     Threshold("odd_input", 2.5, "root mean square of images that were normalised twice: 3 to 5"),
     Threshold("small_input", 0.01, "root mean square of images that were divided by 255 twice: 0.002"),
-    cases={"odd": _as_note("", "Check whether data are normalised twice, or not at all, or changed in place.")},
+    cases={
+        "odd": _as_note("", "Check whether data are normalised twice, or not at all, or changed in place."),
+        "flat": Case(
+            "Against their mean the inputs hardly vary.",
+            "Check whether images are divided by 255 twice before mean and standard deviation are applied.",
+        ),
+    },
 )
 _warning(
     "target-scale",
@@ -670,7 +679,15 @@ _warning(
     "End the model with a linear layer, without an activation function after it.",
     cases={
         "wrong dim": _as_error(
-            "The samples of a batch compete with each other, not the classes.", "Give dim=1, or use cross_entropy."
+            "Samples or positions compete with each other, not the classes.", "Give dim=1, or use cross_entropy."
+        ),
+        "no target": _as_error(
+            "The mean over no target is NaN.",
+            "Leave such batches out, or use reduction='sum' and divide by the number of targets, at least 1.",
+        ),
+        "soft": _as_error(
+            "cross_entropy takes probabilities of classes, of which one is right.",
+            "For several labels of a sample use binary_cross_entropy_with_logits.",
         ),
         "no logarithm": _as_error(
             "nll_loss takes log-probabilities; with other inputs it falls without limit.",
@@ -741,8 +758,12 @@ _error(
     cases={
         "scaled clipping": Case(
             "The limit is meant for gradients without the scale, so almost nothing is left of them.",
-            "Call scaler.unscale_(optimizer) before clipping.",
-        )
+            "Call scaler.unscale_(optimizer) before clipping, and scaler.step(optimizer) after it.",
+        ),
+        "scaled step": Case(
+            "A GradScaler has multiplied the loss, and nothing has divided the gradients.",
+            "Call scaler.step(optimizer) and scaler.update() in place of optimizer.step().",
+        ),
     },
 )
 _warning(

@@ -246,6 +246,7 @@ class StepFacts:
             "gradient_norm": math.hypot(*sizes),
             **self._without_gradient([p for p in trainable if p.grad is None], step.optimizer.since),
             **self._not_optimized(step),
+            "step_scaled": self._tap.is_scaled(step.optimizer.optimizer()),
             **({} if step.optimizer.steps else {"equal_at_first": self._equal_filters(step)}),
         }
 
@@ -359,11 +360,13 @@ class StepFacts:
         held_by_waiting = sorted({waiting[key] for _, _, key in free if key in waiting})
         whole = {model for model, _ in lost} - {*step.models, None}
         names = list(dict.fromkeys(name for _, name in lost))
+        others = {id(p) for each in self._optimizers.all if each is not step.optimizer for p in each.parameters()}
         return {
             "not_optimized": len(lost),
             "not_optimized_layers": names[:_MOST_NAMES],
             "not_optimized_outside": bool(lost) and all(model is None for model, _ in lost),
             "not_optimized_models": bool(lost) and all(model in whole for model, _ in lost),
+            "held_twice": {*map(id, step.optimizer.parameters())} <= others,
             "waiting": len(free) - len(lost),
             "waiting_optimizers": held_by_waiting,
         }

@@ -43,7 +43,7 @@ def loss_facts(roots: Sequence[Tensor]) -> dict[str, Any]:
     nodes = [root.grad_fn for root in roots]
     facts: dict[str, Any] = {"loss_without_graph": all(node is None for node in nodes)}
     for node in islice(graph_nodes(nodes), _MOST_NODES):
-        facts |= _divergence(node)
+        facts |= _divergence(node) | _soft_targets(node)
         if _name(node) == "Log" and _name(before := _before(node)) in ("Softmax", "Sigmoid"):
             facts["log_input"] = _name(before)
         if "loss_shapes" in facts or ("loss_function" in facts and "target_size" not in facts):
@@ -67,6 +67,23 @@ def _divergence(node: Any) -> dict[str, Any]:
     return {"kl_div_input": None if before is None else _name(before)}
 
 
+def _soft_targets(node: Any) -> dict[str, Any]:
+    """The largest sum over the classes, if this is the sum in ``F.cross_entropy`` with probabilities as targets."""
+    product = node.next_functions[0][0] if str(node.name()) == "SumBackward0" else None
+    softmax = product.next_functions[0][0] if product is not None and _name(product) == "Mul" else None
+    target = _saved(product, "other") if _name(softmax) == "LogSoftmax" else None
+    dim = -1 if target is None else _dim(softmax)
+    return {} if target is None or dim >= target.dim() else {"soft_target_sum": target.sum(dim).amax()}
+
+
+def _dim(softmax: Any) -> int:
+    """The dimension of a softmax, from 0; torch saves a signed number, and returns it as an unsigned one."""
+    dim = int(softmax._saved_dim)
+    dim -= 2**64 if dim >= 2**63 else 0
+    result = _saved(softmax, "result")
+    return dim if dim >= 0 or result is None else dim + result.dim()
+
+
 def _pairs(node: Any) -> list[list[int]]:
     """The shapes of outputs ``(N, 1)`` and targets ``(N,)`` whose difference is ``(N, N)``; empty for other nodes."""
     before = [each for each, _ in node.next_functions if each is not None]
@@ -85,7 +102,8 @@ def _loss(node: Any) -> dict[str, Any]:
         if before is not None and _name(before) == "LogSoftmax":
             direct = node.next_functions[0][0] is before
             node, name, before = before, "cross_entropy", _before(before)
-            facts["softmax_over_batch"] = direct and node._saved_dim == 0
+            if direct and (dim := _dim(node)) != 1 and (len(node._input_metadata[0].shape) > 1):
+                facts["softmax_dim"] = dim
     if name == "cross_entropy":
         result = _saved(node, "result")
         if result is not None and result.dim() > 1:
@@ -96,7 +114,7 @@ def _loss(node: Any) -> dict[str, Any]:
 def _targets(node: Any) -> dict[str, Any]:
     """The extremes of the targets; of classes their number, of other numbers their root mean square."""
     target = _saved(node, "target")
-    if target is None or not target.numel() or (target.dim() != 1 and not target.is_floating_point()):
+    if target is None or not target.numel():
         return {}
     if target.is_floating_point():
         size = as_float(target).square().mean().sqrt()
@@ -105,6 +123,8 @@ def _targets(node: Any) -> dict[str, Any]:
     classes = target[target != (ignored - 2**64 if ignored >= 2**63 else ignored)]
     if not classes.numel():
         return {"targets": 0}
+    if target.dim() != 1:  # of pixels the classes of a batch say little
+        return {}
     return {"targets": classes.numel(), "target_min": classes.amin(), "target_max": classes.amax()}
 
 

@@ -116,7 +116,7 @@ class LossTap(Tap):
         self._on_loss, self._on_done = on_loss, on_done
         self._scaler: weakref.ref[Any] | None = None
         self._last_scale: Tensor | None = None  # changed in place by the scaler
-        self._has_scales = self._waits_for_end = self.notes_clipping = False
+        self._has_scales = self._loss_is_scaled = self._waits_for_end = self.notes_clipping = False
         self.clipping: dict[str, Any] = {}
         self._clips = [
             Patch(owner, name, self._clip)
@@ -148,13 +148,14 @@ class LossTap(Tap):
                 limit = args[1] if limit is None else limit
                 number = float(limit) if isinstance(limit, (int, float)) else None
                 facts = {"clip_function": original.__name__, "clip_limit": number}
-                self.clipping = facts | {"clip_scaled": self._is_scaled()}
+                self.clipping = facts | {"clip_scaled": self.is_scaled()}
         return original(*args, **kwargs)
 
-    def _is_scaled(self) -> bool:
-        """Whether the gradients still have the scale of a ``GradScaler``."""
+    def is_scaled(self, optimizer: Any = None) -> bool:
+        """Whether the gradients, of ``optimizer`` if it steps now, still have the scale of a ``GradScaler``."""
         scaler = None if self._scaler is None else self._scaler()
-        if scaler is None:
+        is_fused = getattr(optimizer, "grad_scale", None) is not None  # such a step divides by it
+        if not self._loss_is_scaled or scaler is None or is_fused:
             return False
         states: Mapping[int, Mapping[str, Any]] = scaler._per_optimizer_states
         return all(state["stage"] is OptState.READY for state in states.values())
@@ -186,13 +187,14 @@ class LossTap(Tap):
             self._on_done()
 
     def _unscaled_sum(self, roots: Sequence[Any]) -> Tensor | None:
-        values = []
+        values, self._loss_is_scaled = list[Tensor](), False
         for root in roots:
             value = scalar_of(root)
             if value is None:
                 return None
             nodes = islice(graph_nodes([root.grad_fn] if self._has_scales else ()), _MOST_NODES)
             scale = next((node.metadata[SCALE] for node in nodes if SCALE in node.metadata), None)
+            self._loss_is_scaled |= scale is not None
             values.append(value if scale is None else value.float() / scale.to(value.device))
         if len(values) < 2:
             return values[0] if values else None

@@ -70,9 +70,10 @@ class Monitor(RunProgress):
     step when backward began), ``gradients_after_backward``, ``zero_after_backward``, ``gradient_norm``,
     ``without_gradient`` (layers), ``under_no_grad``, ``equal_filters``, ``equal_at_first`` (layers), ``of_no_model``;
     ``not_optimized`` parameters of the model that no optimizer holds, and those ``waiting`` for one that made no step;
-    ``clip_function``, ``clip_limit``, ``clip_scaled``; ``loss_scale``, ``first_loss_scale``; ``loss_function``,
-    ``loss_input`` (the operation before it), ``classes``, ``targets``, ``target_min``, ``target_max``,
-    ``loss_without_graph``, ``loss_negated``, ``loss_alone``, ``softmax_over_batch``, ``loss_input_sums_to_1``,
+    ``clip_function``, ``clip_limit``, ``clip_scaled``, ``step_scaled``; ``loss_scale``, ``first_loss_scale``;
+    ``loss_function``, ``loss_input`` (the operation before it), ``classes``, ``targets``, ``target_min``,
+    ``target_max``, ``soft_target_sum`` (over the classes, the largest), ``softmax_dim`` (where it is not that of the
+    classes), ``loss_without_graph``, ``loss_negated``, ``loss_alone``, ``loss_input_sums_to_1``,
     ``loss_input_max``, ``kl_div_input``, ``log_input``, ``loss_shapes``; of numbers as targets ``target_size``,
     ``target_lowest``, ``target_highest``; ``input_shape``, ``input_mean``, ``input_std``, ``input_min``, ``input_max``,
     ``input_key`` (the mean weighted by position, which tells inputs apart), ``input_spread`` (between samples) of the

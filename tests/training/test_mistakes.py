@@ -211,6 +211,7 @@ PLAIN: dict[str, dict[str, Callable[[], None]]] = {
     "input-scale": {
         "inputs_up_to_255": plain(perceptron, sgd(0.01), lambda x, y: ((x * 60 + 128).clamp(0, 255).round(), y)),
         "divided_by_255_twice": plain(perceptron, sgd(0.1), lambda x, y: (as_picture(x) / 255, y)),
+        "divided_twice_and_normalised": plain(perceptron, sgd(0.1), lambda x, y: (normalised(as_picture(x) / 255), y)),
         "inputs_that_fade": lambda: plain(perceptron, sgd(0.3), fading())(),
         "normalised_twice": plain(Convolutional, sgd(0.05), lambda x, y: (normalised(normalised(as_picture(x))), y)),
     },
@@ -272,6 +273,23 @@ PLAIN: dict[str, dict[str, Callable[[], None]]] = {
         ),
         "log_of_a_softmax_that_reaches_0": plain(
             perceptron, sgd(0.5), lambda x, y: (20 * x, y), lambda z, y: -z.softmax(1).log()[range(len(y)), y].mean()
+        ),
+        "several_labels_of_a_sample": plain(
+            perceptron,
+            by(Adam),
+            loss_of=lambda z, y: F.cross_entropy(z, (F.one_hot(y, CLASSES) + F.one_hot(y // 2, CLASSES)).float()),
+        ),
+        "batches_without_a_target": plain(
+            perceptron,
+            sgd(0.05),
+            lambda x, y: (x, y if y[0] > 3 else torch.full_like(y, 255)),
+            nn.CrossEntropyLoss(ignore_index=255),
+        ),
+        "softmax_over_the_columns": plain(
+            lambda: nn.Conv2d(1, 2, 3, padding=1),
+            by(Adam),
+            lambda x, y: (x, (x[:, 0] > 0).long()),
+            lambda z, y: F.nll_loss(F.log_softmax(z, -1), y),
         ),
         "labels_of_minus_1": plain(
             perceptron, sgd(0.01), loss_of=lambda z, y: BCE(z, 2 * F.one_hot(y, CLASSES).float() - 1)
@@ -420,6 +438,17 @@ def optimizer_of_another_model() -> None:
     train(net, Adam(other.parameters()), batches())
 
 
+@mistake("not-optimized")
+def both_optimizers_hold_the_discriminator() -> None:
+    made, judge = nn.Linear(8, 144), perceptron()
+    optimizers = [Adam(judge.parameters(), 1e-3) for _ in range(2)]
+    for inputs, labels in batches():
+        for optimizer, x in zip(optimizers, (inputs.flatten(1), made(torch.randn(16, 8))), strict=True):
+            optimizer.zero_grad()
+            F.cross_entropy(judge(x), labels).backward()
+            optimizer.step()
+
+
 @mistake("target-constant")
 def sorted_data() -> None:
     net = perceptron()
@@ -431,6 +460,16 @@ def sorted_data() -> None:
 def the_scale_collapses() -> None:
     net, factors = perceptron(), cycle((1.0, float("inf"), float("inf")))
     train(net, sgd(0.05)(net), batches(), lambda logits, y: F.cross_entropy(logits, y) * next(factors), scaled=True)
+
+
+@mistake("loss-scale")
+def a_plain_step_under_a_scaler() -> None:
+    net, scaler = perceptron(), torch.amp.GradScaler("cpu")
+    optimizer = SGD(net.parameters(), 1e-4)
+    for inputs, labels in batches():
+        optimizer.zero_grad()
+        scaler.scale(F.cross_entropy(net(inputs), labels)).backward()
+        optimizer.step()
 
 
 @mistake("loss-scale")

@@ -20,6 +20,8 @@ _DRIFT = 2.5  # times the scale of the input
 _ROUNDING, _UNLEARNED = 1e-3, 0.8  # of a loss that cannot pass 0; of the first loss
 _PROBABILITIES = ("Softmax", "Sigmoid")
 _RANGES = {"Sigmoid": (0.0, 1.0), "Softmax": (0.0, 1.0), "Tanh": (-1.0, 1.0), "Relu": (0.0, math.inf)}
+_SUMS_TO_1 = 1.01  # with rounding of half precision
+_FLAT = 0.1  # of the mean of an input: less is hardly an image after mean and std were applied
 _CUTTING = ("Relu", "Hardtanh", "Tanh", "Threshold")
 # symptoms of weights that do not change
 _LIFELESS = frozenset(("no-gradient", "no-update", "update-too-small", "vanishing-gradient", "loss-flat", "frozen",
@@ -101,6 +103,9 @@ def _loss_scale(now: History) -> Evidence | None:
     if now["optimizer_steps"] == 0 and scale == scale and now["weights_changed"] is False:
         words = f"backward ran {ran:,} times, the GradScaler skipped every step, and its scale is {scale:.4g}"
         return Evidence(words, numbers={"scale": scale, "backwards": ran})
+    if now["step_scaled"] and now["optimizer_type"] not in _ADAPTIVE:  # whose steps have the same length
+        words = f"{now['optimizer_type']} made a step with gradients that were {scale:,.0f} times too large"
+        return Evidence(words, "scaled step", numbers={"scale": scale})
     if now["clip_scaled"]:
         limit = now["clip_limit"]
         words = f"{now['clip_function']} clipped to {limit} gradients that were {scale:,.0f} times too large"
@@ -147,6 +152,9 @@ def _not_optimized(now: History) -> Evidence | None:
     if now["of_no_model"]:
         words = f"{text}; {now['of_no_model']} of the {now['parameters']} that {now['optimizer_type']} holds are in no"
         return Evidence(f"{words} model and have no gradient", "replaced", layers, numbers)
+    if now["held_twice"] and now["not_optimized_models"]:
+        words = f"{text}, and another optimizer holds all that this {now['optimizer_type']} holds"
+        return Evidence(words, "twice", layers, numbers)
     case = "outside" if now["not_optimized_outside"] else "other model" if now["not_optimized_models"] else ""
     return Evidence(text, case, layers, numbers)
 
@@ -163,7 +171,7 @@ def _nothing_gets_a_gradient(now: History) -> Evidence | None:
     if (limit <= _CLIPPED or is_tiny) and now["gradients_after_backward"]:
         words = f"{now['clip_function']} with a limit of {limit:g} left a gradient of norm {size:.2g}"
         return Evidence(words, "clipped", numbers={**numbers, "limit": limit})
-    if not _has_no_gradient(now):
+    if not _has_no_gradient(now) or (now["targets"] == 0 and now.is_not_finite("loss")):
         return None
     if not now["backwards"]:
         words = f"no backward pass ran before the step of {now['optimizer_type']}"
@@ -229,8 +237,13 @@ def _loss_input(now: History) -> Evidence | None:
     if now["loss_shapes"]:
         words = "the loss pairs each output of {} with each target of {}"
         return Evidence(words.format(*map(tuple, now["loss_shapes"])), "pairs")
-    if now["softmax_over_batch"]:
-        return Evidence("the softmax before nll_loss runs over dim 0, the batch", "wrong dim", numbers=numbers)
+    if (dim := now["softmax_dim"]) is not None:
+        what = "the batch" if dim == 0 else "not over the classes"
+        return Evidence(f"the softmax before nll_loss runs over dim {dim}, {what}", "wrong dim", numbers=numbers)
+    if now["targets"] == 0 and now.is_not_finite("loss"):
+        return Evidence(f"every target of the batch has the ignored class, so {function} is NaN", "no target")
+    if (total := now.number("soft_target_sum")) > _SUMS_TO_1:
+        return Evidence(f"the targets of cross_entropy sum to up to {total:.4g} over the classes, not to 1", "soft")
     if (highest := now.number("loss_input_max")) > _ROUNDING and function == "nll_loss":
         words = f"nll_loss gets the output of {fed_by.lower()} with values up to {highest:.3g}, not log-probabilities"
         return Evidence(words, "no logarithm", numbers=numbers)
@@ -308,13 +321,15 @@ def _input_scale(now: History) -> Evidence | None:
     pairs = ((row.get("input_mean"), row.get("input_std")) for row in (*now.rows[:3], *now.rows[-3:]))
     sizes = [math.hypot(mean or 0, std or 0) for mean, std in pairs]
     drifts = 0 < _DRIFT * max(sizes[:3]) < min(sizes[-3:]) or 0 < _DRIFT * max(sizes[-3:]) < min(sizes[:3])
-    if limits["small_input"] <= size <= limits["odd_input"] and not (drifts and now.at >= len(now.rows) - 3):
+    is_flat = now.number("input_std") < _FLAT * (mean := abs(now.number("input_mean"))) and mean > 1
+    is_odd = is_flat or (drifts and now.at >= len(now.rows) - 3)
+    if limits["small_input"] <= size <= limits["odd_input"] and not is_odd:
         return None
     words = f"the input has mean {now['input_mean']:.4g} and standard deviation {now['input_std']:.4g}, from"
     words += f" {now['input_min']:.4g} to {now['input_max']:.4g}"
     words += f"; its root mean square is {sizes[0]:.3g} at first and {sizes[-1]:.3g} at last" if drifts else ""
     numbers = {name: now[f"input_{name}"] for name in ("mean", "std", "min", "max")}
-    case = "" if not limits["small_input"] <= size <= limits["large_input"] else "odd"
+    case = "flat" if is_flat else "" if not limits["small_input"] <= size <= limits["large_input"] else "odd"
     return Evidence(words, case, numbers=numbers)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ _SLOW = 0.005  # of the first loss, from the second quarter of the run to the la
 _FEWEST = 8  # losses that show a trend
 _WINDOW = 5  # losses in a median, at least
 _WINDOWS = 20  # in a run
+_MUCH = 4.0  # times the loss of the first steps
 _NOISE = 4.0  # standard deviations
 
 
@@ -77,7 +79,10 @@ def _rises(loss: LossSeries, thresholds: Limits) -> Iterator[TimedFinding]:
     at_lowest = step_words(int(loss.steps[lowest]), loss.times[lowest])
     text = f"the lowest loss is {loss.losses[lowest]:.4g} at step {at_lowest}; at step {int(loss.steps[-1]):,} it is"
     text += f" {smooth[-1]:.4g} (median of the last)"
-    yield _finding("loss-rises", loss, begin, len(smooth) - 1, text, {"lowest": smooth[lowest], "last": smooth[-1]})
+    numbers = {"lowest": smooth[lowest], "last": smooth[-1]}
+    finding = _finding("loss-rises", loss, begin, len(smooth) - 1, text, numbers)
+    may_move = lowest == 0 and smooth[-1] < _MUCH * smooth[0]  # as the loss of a target network does
+    yield replace(finding, severity="warning") if may_move else finding
 
 
 def _spikes(loss: LossSeries, thresholds: Limits) -> Iterator[TimedFinding]:
