@@ -169,10 +169,8 @@ def _of_three_axes(part: str, tensor: Tensor, module: nn.Module | None, shown: I
 
 def _folded(part: str, tokens: Tensor, grid: tuple[int, int, int, int]) -> list[Maps]:
     extra, frames, high, wide = grid
-    channels = tokens.mT  # (N, C, L)
-    maps = _items(
-        part, channels[..., extra:].unflatten(2, (frames, high, wide) if frames > 1 else (high, wide)), "N L C"
-    )
+    channels, places = tokens.mT, (frames, high, wide) if frames > 1 else (high, wide)  # (N, C, L)
+    maps = _items(part, channels[..., extra:].unflatten(2, places), "N L C")
     name = "class token" if extra == 1 else f"{extra} class tokens"
     apart = _items(f"{part}, {name}" if part else name, channels[..., None, :extra], "N L C")
     return maps + (apart if extra else [])

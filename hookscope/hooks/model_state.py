@@ -132,18 +132,14 @@ class ModelSnapshot:
         """The parts that changed since the snapshot."""
         now = dict(_facts(self._model))
         changes = [_change(*key, value, now.get(key)) for key, value in self._facts.items()]
-        new = [
-            StateChange(layer, f"{what} that was not there") for layer, what in now if (layer, what) not in self._facts
-        ]
-        return [change for change in changes if change is not None] + new
+        changes += [StateChange(key[0], f"{key[1]} that was not there") for key in now if key not in self._facts]
+        return [change for change in changes if change is not None]
 
 
 def _facts(model: nn.Module) -> Iterator[tuple[tuple[str, str], Any]]:
     for name, module in model.named_modules():
-        tables = {
-            name: tuple(hooks) for name, hooks in vars(module).items() if "hook" in name and isinstance(hooks, dict)
-        }
-        yield (name, "hooks"), tables
+        hooks = {table: held for table, held in vars(module).items() if "hook" in table and isinstance(held, dict)}
+        yield (name, "hooks"), {table: tuple(held) for table, held in hooks.items()}
         yield (name, "train/eval mode"), module.training
         for own, parameter in module._parameters.items():
             if parameter is not None:

@@ -72,11 +72,7 @@ def place_of_code() -> str:
 def operation_name(func: Any) -> str:
     """The name of a function of torch; the name of the attribute for a property such as ``data``."""
     name = str(getattr(func, "__name__", func))
-    if name in ("__get__", "__set__"):
-        owner = getattr(func, "__self__", None)
-        attribute = str(getattr(owner, "__name__", name))
-        return attribute if name == "__get__" else "__set__"
-    return name
+    return str(getattr(getattr(func, "__self__", None), "__name__", name)) if name == "__get__" else name
 
 
 UNKNOWN = "a tensor of unknown origin"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from threading import RLock, get_ident
@@ -231,11 +231,7 @@ class Observer(HookOwner):
         for module, names in named.values():
             kind = (type(module), asks_single and is_single(names[0], module))
             if kind not in fits:
-                classes = class_names(module)
-                fits[kind] = (
-                    matches_type(classes, self.types, kind[1]),
-                    matches_type(classes, self._all_types, kind[1]),
-                )
+                fits[kind] = self._fits(class_names(module), kind[1])
             counted, in_all = fits[kind]
             by_name = self.selection.calls_by_name(names, in_all)
             ordered = self._ordered and kind[1]
@@ -253,16 +249,19 @@ class Observer(HookOwner):
             watched = [(module, layer) for module, layer in watched if layer.by_name]
         return watched
 
+    def _fits(self, classes: Sequence[str], single: bool) -> tuple[bool, bool]:
+        """Whether indices count calls of a layer with these class names, and whether ``all`` means them."""
+        return matches_type(classes, self.types, single), matches_type(classes, self._all_types, single)
+
     def _check_order(self, watched: list[tuple[nn.Module, _Watched]]) -> None:
         """Refuse indices for `on_before` where a layer of the chosen types contains another, which ends first."""
         counted = {id(module): layer.names[0] for module, layer in watched if layer.counted}
         for module, layer in watched:
             within = [counted[id(part)] for part in module.modules() if part is not module and id(part) in counted]
             if layer.counted and within:
-                what = (
-                    f"the index of '{layer.names[0]}' is not known before it runs: '{within[0]}' inside it ends first"
-                )
-                raise LayerError(what, do="choose the layer by its name", name=layer.names[0])
+                name = layer.names[0]
+                what = f"the index of '{name}' is not known before it runs: '{within[0]}' inside it ends first"
+                raise LayerError(what, do="choose the layer by its name", name=name)
 
     # `kwargs` and `output` are missing where another thread runs the layer while this one registers or removes the hook
 
@@ -327,9 +326,7 @@ class Observer(HookOwner):
     def _call_again(self, module: nn.Module, layer: _Watched) -> Call:
         """The call that is computed again; which of several calls it is, is unknown, so all must be wanted."""
         name, kind = layer.names[0], type(module).__name__
-        if layer.calls == 1:
-            return Call(name, kind, 0, layer.index)
-        if None in layer.by_name or self.selection.wants_every_index:
+        if layer.calls == 1 or None in layer.by_name or self.selection.wants_every_index:
             return Call(name, kind, 0, layer.index)
         what = f"checkpointing computes '{name}' again, and which of its {layer.calls} calls that is, is unknown"
         raise LayerError(what, do="choose all calls of the layer, by its name alone", name=name)
@@ -382,7 +379,7 @@ class Observer(HookOwner):
         name = f"{place}::{kind}"
         layer = self._operations.get(name)
         if layer is None:
-            counted, in_all = (matches_type((kind,), types, True) for types in (self.types, self._all_types))
+            counted, in_all = self._fits((kind,), True)
             by_name = self.selection.calls_by_name([name], in_all)
             layer = _Watched((name,), counted, in_all, self._ordered, by_name)
         if is_recomputing():

@@ -252,13 +252,9 @@ def operation_of(
     given = [tensor for value in (args, kwargs) for tensor in tensors_in(value).values()]
     versions = [None if tensor.is_inference() else tensor._version for tensor in given]
     output = function(*args, **kwargs)
-    in_place = (
-        kind.endswith("_")
-        or kind == "setitem"
-        or any(
-            version is not None and tensor._version != version for tensor, version in zip(given, versions, strict=True)
-        )
-    )
+    both = zip(given, versions, strict=True)
+    wrote = any(version is not None and tensor._version != version for tensor, version in both)
+    in_place = kind.endswith("_") or kind == "setitem" or wrote
     result = args[0] if kind == "setitem" else output
     memory = storage_keys(given)
     hands_on = not in_place and all(shares_storage(tensor, memory) for tensor in tensors_in(result).values())

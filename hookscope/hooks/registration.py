@@ -126,10 +126,8 @@ def check_hookable(model: nn.Module, named: Iterable[tuple[str, nn.Module]] | No
         where = f"'{name}' is" if name else "the model is"
         if isinstance(module, torch.jit.ScriptModule):
             raise ModelError(f"{where} scripted or traced: hooks do not fire in it", do="pass the eager model")
-        raise ModelError(
-            f"{where} compiled by torch.compile: hooks added now may never fire",
-            do="pass the model inside, `compiled._orig_mod`" if compiled else "look into it before `.compile()`",
-        )
+        do = "pass the model inside, `compiled._orig_mod`" if compiled else "look into it before `.compile()`"
+        raise ModelError(f"{where} compiled by torch.compile: hooks added now may never fire", do=do)
 
 
 @contextmanager

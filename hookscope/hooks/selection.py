@@ -35,10 +35,6 @@ class _Indices:
             return -int(w.start)
         return None
 
-    def certain(self, index: int) -> bool:
-        """Whether the call is wanted, whatever number of calls follows."""
-        return not self.from_the_end and index in self.within(index + 1)
-
     def within(self, total: int) -> range:
         return range(*self.window.indices(total))
 
@@ -301,8 +297,10 @@ class Selection:
 
     def wants_index(self, index: int, total: int | None = None) -> bool:
         """Whether the call with this index is wanted in a pass with ``total`` calls, None while the pass runs."""
-        if total is None:
-            return self.wants_every_index or any(term.certain(index) for term in self._indices)
+        if total is None:  # what is certain, whatever number of calls follows
+            return self.wants_every_index or any(
+                not term.from_the_end and index in term.within(index + 1) for term in self._indices
+            )
         return any(index in term.within(total) for term in self._indices)
 
     def wants(
@@ -360,9 +358,8 @@ class Selection:
         calls, all_types = in_all or (total, types)
         if self.has_all and not calls:
             asked = f"no {_in_words(all_types)} ran as a module"
-            raise LayerError(
-                asked, do="‹ops=True measures|stats --ops measures› other operations", kind="index", name="all"
-            )
+            do = "‹ops=True measures|stats --ops measures› other operations"
+            raise LayerError(asked, do=do, kind="index", name="all")
         for term in self._indices:
             if not term.within(total):
                 kind = "range" if ":" in term.text else "index"

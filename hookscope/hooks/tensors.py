@@ -329,15 +329,10 @@ def size_of(gradients: Sequence[Tensor]) -> GradientSize | None:
     if not parts:
         return None
     count, finite = sum(part.count for part in parts), sum(part.values.numel() for part in parts)
-    return GradientSize(
-        norm=math.hypot(*(part.norm() for part in parts)),
-        mean_abs=sum(part.norm(1) for part in parts) / finite if finite else 0.0,
-        max_abs=max(part.largest for part in parts),
-        zeros=sum(part.zeros for part in parts) / count,
-        nan=sum(part.nan for part in parts),
-        inf=sum(part.inf for part in parts),
-        count=count,
-    )
+    norm, largest = math.hypot(*(part.norm() for part in parts)), max(part.largest for part in parts)
+    mean = sum(part.norm(1) for part in parts) / finite if finite else 0.0
+    zeros, nan, inf = (sum(getattr(part, name) for part in parts) for name in ("zeros", "nan", "inf"))
+    return GradientSize(norm, mean, largest, zeros / count, nan, inf, count)
 
 
 def norm_and_nonfinite(tensors: Iterable[Tensor]) -> tuple[float, int]:
