@@ -81,14 +81,8 @@ def _traced(name: str, model: nn.Module, size: tuple[int, ...], sources: bool) -
 
 def _packed(size: tuple[int, ...], traced: Trace) -> dict[str, Any]:
     layers, calls = [astuple(layer) for layer in traced.layers], [astuple(call) for call in traced.calls]
-    return {
-        "size": list(size),
-        "layers": layers,
-        "calls": calls,
-        "sizes": traced.sizes,
-        "real": traced.real,
-        "answer": traced.answer,
-    }
+    others = {name: getattr(traced, name) for name in ("sizes", "real", "answer")}
+    return {"size": list(size), "layers": layers, "calls": calls, **others}
 
 
 def _unpacked(stored: dict[str, Any]) -> Listing:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import count
+from itertools import chain, count
 from typing import Any
 
 import torch
@@ -351,12 +351,9 @@ class _EventRecorder:
         return [returned for returned in self._returned if self.observer.wanted(returned.record.call)]
 
     def outputs_in_graph(self) -> list[Tensor]:
-        tensors = [
-            (tensor, version)
-            for returned in self._chosen()
-            for tensor, version in zip(returned.tensors.values(), returned.versions, strict=True)
-        ]
-        return [tensor for tensor, version in tensors if tensor._version == version]  # others are overwritten
+        pairs = (zip(returned.tensors.values(), returned.versions, strict=True) for returned in self._chosen())
+        # others are overwritten
+        return [tensor for tensor, version in chain.from_iterable(pairs) if tensor._version == version]
 
     def records(self) -> Iterator[CallRecord]:
         chosen = self._chosen()

@@ -11,16 +11,7 @@ from typing import Any
 from hookscope.columns import Column, Columns
 from hookscope.display import Cells, Rows, Shown
 from hookscope.geometry import ReceptiveField
-from hookscope.hooks import (
-    CALL,
-    OPERATION,
-    Pixels,
-    Shape,
-    matches_type,
-    no_such_type,
-    select_types,
-    usual_types,
-)
+from hookscope.hooks import CALL, OPERATION, Pixels, Shape, matches_type, no_such_type, select_types, usual_types
 
 INPUT = -1
 """Stands for the input of the model among the calls that made what a call read."""

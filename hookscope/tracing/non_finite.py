@@ -240,17 +240,9 @@ class _PassSearch(NonFiniteSearch):
                 chosen[-1] = replace(chosen[-1], kind="NaN and Inf")
             else:
                 chosen.append(facts)
-        return NonFiniteReport(
-            tuple(made),
-            tuple(contained),
-            self._passed_on,
-            {part: facts_of(tensor)[""].nonfinite for part, tensor in bad.items()},
-            self._results,
-            self._values,
-            sum(self._times.values()),
-            self._did_not_run(),
-            error,
-        )
+        nonfinite = {part: facts_of(tensor)[""].nonfinite for part, tensor in bad.items()}
+        seen = self._results, self._values, sum(self._times.values()), self._did_not_run()
+        return NonFiniteReport(tuple(made), tuple(contained), self._passed_on, nonfinite, *seen, error)
 
 
 Given = Sequence[Any]
@@ -386,9 +378,8 @@ def _batch_norm(args: Given, kwargs: dict[str, Any]) -> str:
     below = _plain(variance).double() + epsilon
     if bool((below < 0).any()):
         return f"the square root of a negative number: running_var + eps is negative in {_share(below < 0, 'channel')}"
-    return (
-        f"division by 0: running_var + eps is 0 in {_share(below == 0, 'channel')}" if bool((below == 0).any()) else ""
-    )
+    zero = below == 0
+    return f"division by 0: running_var + eps is 0 in {_share(zero, 'channel')}" if bool(zero.any()) else ""
 
 
 def _normalization(groups: Callable[..., Tensor], epsilon_at: int, centred: bool = True) -> _Rule:
