@@ -136,14 +136,8 @@ def union(a: AxisField, b: AxisField, shape: Sequence[int], why: str) -> AxisFie
     if {part.dim for part in own[0]} & {part.dim for part in own[1]}:
         return a.unknown(why)
     a, b = a.without_parts(own[0], why), b.without_parts(own[1], why)
-    return AxisField(
-        a.parts,
-        min(a.start, b.start),
-        max(a.end, b.end),
-        a.merged_by or b.merged_by,
-        a.global_dependency or b.global_dependency,
-        a.known and b.known,
-    )
+    words = a.merged_by or b.merged_by, a.global_dependency or b.global_dependency
+    return AxisField(a.parts, min(a.start, b.start), max(a.end, b.end), *words, a.known and b.known)
 
 
 class Followed(NamedTuple):

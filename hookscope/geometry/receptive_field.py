@@ -38,16 +38,9 @@ from hookscope.hooks import (
 from hookscope.models import LoadedModel, model_errors_as_input_errors
 
 _POINTWISE = (  # without torch's tag
-    "hardswish",
-    "log_sigmoid_forward",
-    "rrelu_with_noise",
-    "_prelu_kernel",
-    "prelu",
-    "polar",
-    "complex",
-    "real",
+    "hardswish", "log_sigmoid_forward", "rrelu_with_noise", "_prelu_kernel", "prelu", "polar", "complex", "real",
     "fake_quantize_per_tensor_affine",
-)
+)  # fmt: skip
 _REDUCTIONS = ("mean", "sum", "prod", "max", "min", "std", "var", "norm")
 
 

@@ -280,9 +280,8 @@ def _convolution(operation: FieldOperation) -> Followed:
 def _pool(operation: FieldOperation) -> Followed:
     sizes, pads, spread = _per_axis(operation, _axes(operation), kernel_size=1, padding=0, dilation=1)
     strides = operation.per_axis("stride", len(sizes)) if operation["stride"] else sizes
-    return _behind_window(
-        operation, len(sizes), lambda at, *lengths: (-pads[at], spread[at] * (sizes[at] - 1) - pads[at], strides[at])
-    )
+    last = [step * (size - 1) - pad for step, size, pad in zip(spread, sizes, pads, strict=True)]
+    return _behind_window(operation, len(sizes), lambda at, *lengths: (-pads[at], last[at], strides[at]))
 
 
 def _per_axis(operation: FieldOperation, count: int, **defaults: int) -> list[list[Any]]:

@@ -136,15 +136,10 @@ class AutogradTracer(WatchedPass):
         self._held.append(tensor)
 
     def _cut(self, name: str, nodes: set[Any], results: list[Tensor]) -> int:
-        cut = Cut(
-            operation=name,
-            place=place_of_code(),
-            nodes=nodes,
-            bit=1 << next(self._bits),
-            no_grad=not torch.is_grad_enabled(),
-            is_float=any(tensor.is_floating_point() for tensor in results),
-            call=self._running[-1] if self._running else None,
-        )
+        is_float = any(tensor.is_floating_point() for tensor in results)
+        running = self._running[-1] if self._running else None
+        bit, no_grad = 1 << next(self._bits), not torch.is_grad_enabled()
+        cut = Cut(name, place_of_code(), nodes, bit, no_grad, is_float, running)
         self.cuts.append(cut)
         return cut.bit
 

@@ -99,21 +99,15 @@ def gradient_panel(which: str, rows: Sequence[_GradientRow], width: float) -> Pa
             Mark("dot", each(lambda gradient: (ends(gradient) or (None, None))[0]), dark, "", 2.8, shift),
         ]
 
+    missing = at_edge(lambda g: g.before is None and not g.frozen)
+    zero, zero_after = (at_edge(lambda g, side=side: _is_zero(getattr(g, side))) for side in ("before", "after"))
     marks = [
         *sizes("before", Colour.BLUE, Colour.SKY, high),
         *sizes("after", Colour.ORANGE, _AFTER_LIGHT, _BELOW),
-        Mark(
-            "left",
-            at_edge(lambda g: g.before is None and not g.frozen),
-            Colour.INK,
-            "× no gradient arrives",
-            marker="x",
-        ),
+        Mark("left", missing, Colour.INK, "× no gradient arrives", marker="x"),
         Mark("left", at_edge(lambda g: g.frozen), Colour.GREEN, "□ frozen", marker="s"),
-        Mark("left", at_edge(lambda g: _is_zero(g.before)), Colour.ALARM, "◂ red: 0 everywhere", 0, high, "<"),
-        Mark(
-            "left", at_edge(lambda g: _is_zero(g.after)), Colour.ORANGE, "◂ orange: 0 after the change", 0, _BELOW, "<"
-        ),
+        Mark("left", zero, Colour.ALARM, "◂ red: 0 everywhere", 0, high, "<"),
+        Mark("left", zero_after, Colour.ORANGE, "◂ orange: 0 after the change", 0, _BELOW, "<"),
         Mark("right", at_edge(lambda g: is_spoiled(g.before)), Colour.ALARM, "▸ red: NaN or Inf", marker=">"),
     ]
     return Panel(f"gradient of the {which}", width, marks, "log", decades=_MOST_DECADES)
