@@ -34,6 +34,8 @@ _SHIFT, _RATIO = default("sudden-drift", "sudden_shift"), default("sudden-drift"
 _LARGE_INPUT, _BETTER = default("input-mismatch", "large_input"), default("input-mismatch", "better")
 _MUCH_BETTER = default("input-mismatch", "much_better")
 _FEW_WEIGHTS = default("initial-weights", "few_weights")
+_ALONE, _ALONE_TIMES = default("outlier-layer", "alone"), default("outlier-layer", "alone_times")
+_OUTLIER_LAYER = default("outlier-layer", "outlier_layer")
 _MOSTLY_DEAD, _FEW_DEAD = 0.7, 0.2  # shares of dead channels: of a layer pushed off, and of the median layer at most
 _RMS_ERROR, _KOLMOGOROV = 1.3, 1.63  # three standard deviations of the rms, times the root of the number of values
 _EVEN, _ALIKE = 1e-4, 0.8  # spread of the norms of filters, and cosine of any two, that no training leaves
@@ -187,17 +189,11 @@ def _weights(model: nn.Module) -> Iterator[Finding]:
     usual = float(np.median(norms_of_layers))
     for (full, size), far, factor in zip(sizes.items(), *deviations(norms_of_layers), strict=True):
         times = max(factor, 1 / factor)
-        alone = (
-            full != last
-            and abs(far) >= default("outlier-layer", "alone")
-            and times >= default("outlier-layer", "alone_times")
-        )
-        if alone or factor > default("outlier-layer", "outlier_layer"):
-            text = (
-                f"its filters are {times:.3g} times {'larger' if factor > 1 else 'smaller'} than in the median layer:"
-            )
-            text += f" their norm is {size:.3g}, there {usual:.3g}"
-            numbers = {"norm": size, "usual": usual, "times": times / default("outlier-layer", "alone_times")}
+        alone = full != last and abs(far) >= _ALONE and times >= _ALONE_TIMES
+        if alone or factor > _OUTLIER_LAYER:
+            than = f"{'larger' if factor > 1 else 'smaller'} than in the median layer"
+            text = f"its filters are {times:.3g} times {than}: their norm is {size:.3g}, there {usual:.3g}"
+            numbers = {"norm": size, "usual": usual, "times": times / _ALONE_TIMES}
             yield CATALOGUE["outlier-layer"].finding(full, text, "alone" if alone else "", numbers=numbers)
 
 
@@ -220,7 +216,7 @@ def _initial(full: str, values: Tensor, norms: Tensor) -> Iterator[Finding]:
     kind = CATALOGUE["initial-weights"]
     low, high = values.aminmax()
     peak, rms = max(-float(low), float(high)), float(norms.double().square().sum() / values.numel()) ** 0.5
-    if values.numel() < default(kind.name, "few_weights") or not rms > 0:
+    if values.numel() < _FEW_WEIGHTS or not rms > 0:
         return
     off, inputs = abs(peak / rms / 3**0.5 - 1), values[0].numel()
     both = inputs + len(values) * inputs // values.shape[1]

@@ -187,10 +187,10 @@ def separation(means: NDArray[np.float64], answers: Sequence[int]) -> float:
 
 def _pairs(answers: Sequence[int]) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
     """The pairs of images of different answers, and of images of one answer."""
-    pairs = list(itertools.combinations(range(len(answers)), 2))
-    return [(i, k) for i, k in pairs if answers[i] != answers[k]], [
-        (i, k) for i, k in pairs if answers[i] == answers[k]
-    ]
+    pairs: tuple[list[tuple[int, int]], list[tuple[int, int]]] = [], []
+    for i, k in itertools.combinations(range(len(answers)), 2):
+        pairs[answers[i] == answers[k]].append((i, k))
+    return pairs
 
 
 def split(values: Sequence[float]) -> int | None:
@@ -227,11 +227,9 @@ def separating_places(evidence: InspectionEvidence) -> Iterator[Place]:
         return
     key = list(measured)[at]
     counts = f"the {len(set(answers))} answers to {len(answers)} images begin to separate"
-    apart = (
-        f"{after:.3g} times the distance of images of one answer, {before:.3g} times before"
-        if related
-        else f"{percent(after)} of their size, {percent(before)} before"
-    )
+    apart = f"{percent(after)} of their size, {percent(before)} before"
+    if related:
+        apart = f"{after:.3g} times the distance of images of one answer, {before:.3g} times before"
     reason = f"At {key} {counts}: their distance is {apart}."
     numbers = {"before": before, "after": after, "images": len(answers), "answers": len(set(answers))}
     yield _note("classes-separate", key, reason, numbers)

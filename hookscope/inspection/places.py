@@ -41,24 +41,11 @@ _FEW_BOUNDED = 4  # layers with bounds, such as one Tanh before the last layer, 
 _MOST_NOTES = 7  # so that the answer has places too
 
 _SPREADS = {
-    "non-finite",
-    "negative-variance",
-    "exploding-weights",
-    "exploding-variance",
-    "exploding-activations",
-    "vanishing-activations",
-    "constant-weights",
-    "constant-output",
-    "initial-weights",
-    "outlier-layer",
-    "outlier-weights",
-    "never-updated",
-    "sudden-drift",
-    "batchnorm-drift",
-    "input-mismatch",
-    "unlike-siblings",
+    "non-finite", "negative-variance", "exploding-weights", "exploding-variance", "exploding-activations",
+    "vanishing-activations", "constant-weights", "constant-output", "initial-weights", "outlier-layer",
+    "outlier-weights", "never-updated", "sudden-drift", "batchnorm-drift", "input-mismatch", "unlike-siblings",
     "attention-axis",
-}
+}  # fmt: skip
 """Findings that change what every later layer computes."""
 _STORED = {"never-updated", "negative-variance"}  # of buffers, which follow from nothing before them
 
@@ -76,10 +63,8 @@ class _Cause:
     @property
     def spreads(self) -> bool:
         """Whether later layers compute something else; with most filters dead they do."""
-        return any(
-            each.finding in _SPREADS or (each.finding == "dead-filters" and each.severity != "note")
-            for each in self.findings
-        )
+        dead = any(each.finding == "dead-filters" and each.severity != "note" for each in self.findings)
+        return dead or any(each.finding in _SPREADS for each in self.findings)
 
     @property
     def is_weak(self) -> bool:
@@ -88,9 +73,8 @@ class _Cause:
     @property
     def main(self) -> Finding:
         """The most severe finding on weights, which are the cause, else the most severe of all."""
-        return min(
-            self.weights or self.findings, key=lambda finding: (SEVERITIES.index(finding.severity), -_times(finding))
-        )
+        own = self.weights or self.findings
+        return min(own, key=lambda finding: (SEVERITIES.index(finding.severity), -_times(finding)))
 
     @property
     def channels(self) -> tuple[int, ...] | None:
@@ -128,11 +112,10 @@ def find_places(evidence: InspectionEvidence) -> tuple[Place, ...]:
     entries = [*random, *told, *severe, *notes]
     reported = {(place.layer.removesuffix(".weight"), channel) for place in entries for channel in place.channels or ()}
     # what explains an answer means nothing for random weights
-    more = [] if random else answer_places(evidence)
-    more = [
-        spot for spot in more if not spot.channels or {(spot.layer, channel) for channel in spot.channels} - reported
-    ]
-    return tuple([*entries, *more][:MOST])
+    for spot in [] if random else answer_places(evidence):
+        if not spot.channels or {(spot.layer, channel) for channel in spot.channels} - reported:
+            entries.append(spot)
+    return tuple(entries[:MOST])
 
 
 def _order(evidence: InspectionEvidence) -> dict[str, int]:
@@ -177,13 +160,9 @@ def _same_weights(evidence: InspectionEvidence, finding: Finding) -> bool:
     if weight is None or weight.dim() < 2:
         return False
     rows = weight.detach().double().flatten(1)
-    return any(
-        len(group) > 1
-        and group[-1] < len(rows)
-        and float(rows[group[0]].norm()) > 0
-        and float(cosine_similarity(rows[group[0]], rows[group[1]], 0)) > 0.9999
-        for group in finding.groups or ()
-    )
+    groups = (group for group in finding.groups or () if len(group) > 1 and group[-1] < len(rows))
+    pairs = ((rows[one], rows[other]) for one, other, *_ in groups)
+    return any(float(one.norm()) > 0 and float(cosine_similarity(one, other, 0)) > 0.9999 for one, other in pairs)
 
 
 def _names(evidence: InspectionEvidence) -> dict[str, str]:
@@ -227,9 +206,8 @@ def _place(cause: _Cause) -> Place:
         reason += f"; {counted(after, 'layer')} after it {'is' if after == 1 else 'are'} affected"
     reason = f"{reason[:1].upper()}{reason[1:]}."
     numbers = {**finding.numbers, **({"after": after} if after else {})}
-    return Place(
-        finding.finding, cause.severity, finding.layer, reason, cause.channels, None, numbers, finding.meaning, finding
-    )
+    about = finding.finding, cause.severity, finding.layer, reason, cause.channels
+    return Place(*about, None, numbers, finding.meaning, finding)
 
 
 Floats = NDArray[np.float64]
@@ -237,10 +215,8 @@ Floats = NDArray[np.float64]
 _LATE = 0.5  # of the multiply-accumulates at most come after a layer whose channels are tried for their gradient
 _COST = 1.0  # forward passes that the copies of an image for these may cost
 _LAYERS, _OF_LAYER, _OUTLIERS = 3, 3, 2  # layers, channels of each, and outliers that are tried
-_TOGETHER = (
-    range(2, 6),
-    (10, 20, 40),
-)  # numbers of channels of one layer that are tried; more where fewer do too little
+# numbers of channels of one layer that are tried; more where fewer do too little
+_TOGETHER = (range(2, 6), (10, 20, 40))
 _LOST = 0.25  # of its probability, which an answer loses at least without the channels that carry it
 _LIKELY = 0.25  # of that loss, which gradient × activation foretells at least: of 500 that lose it, 499 have more
 _MOST = 2  # places of one image

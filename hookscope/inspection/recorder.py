@@ -117,27 +117,23 @@ def _histogram(values: Tensor, low: float, high: float) -> NDArray[np.int64]:
 class DrawnPart:
     """The maps of one part of a call for one image, and what the backward pass adds to them.
 
-    ``tiles``, ``mean`` and ``zeros`` belong to a drawn call; ``reached`` says whether its gradient is not 0
-    everywhere.
+    ``reduced`` has the tiles, means and zeros of a drawn call. ``reached``: its gradient is not 0 everywhere.
     """
 
     call: Call
     maps: Maps
-    tiles: Tiles | None = None
-    mean: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
-    zeros: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
+    reduced: tuple[Tiles, NDArray[np.float64], NDArray[np.float64]] | None = None
     answer: NDArray[np.float64] | None = None
     cam: NDArray[np.float32] | None = None
     reached: bool = False
 
     def reduce(self) -> None:
-        flat = self.maps.values.flatten(1).cpu()
-        self.tiles = reduce_maps(self.maps.values)
-        self.zeros = (flat.shape[1] - np.count_nonzero(flat.numpy(), axis=1)) / flat.shape[1]
-        if self.tiles.nonfinite.any():
+        flat, tiles = self.maps.values.flatten(1).cpu(), reduce_maps(self.maps.values)
+        zeros = (flat.shape[1] - np.count_nonzero(flat.numpy(), axis=1)) / flat.shape[1]
+        if tiles.nonfinite.any():
             flat = flat.where(flat.isfinite(), 0.0)
-        count = flat.shape[1] - self.tiles.nonfinite
-        self.mean = flat.sum(1, dtype=torch.float64).numpy() / count.clip(min=1)
+        count = flat.shape[1] - tiles.nonfinite
+        self.reduced = tiles, flat.sum(1, dtype=torch.float64).numpy() / count.clip(min=1), zeros
 
     def explain(self, slopes: Tensor) -> None:
         """Reduce the gradient to a sum of gradient × activation for each channel, and to the Grad-CAM."""
@@ -150,8 +146,8 @@ class DrawnPart:
     @property
     def facts(self) -> InspectedLayer:
         """What stays of a drawn part when the pass is over."""
-        assert self.tiles is not None
-        maps = ImageMaps(self.tiles, self.mean, self.zeros, self.answer, self.cam)
+        assert self.reduced is not None
+        maps = ImageMaps(*self.reduced, self.answer, self.cam)
         return InspectedLayer(self.call, self.maps.label, self.maps.axes, self.maps.frames, (maps,))
 
 
@@ -183,11 +179,7 @@ class Recorder:
     """
 
     def __init__(
-        self,
-        size: InputSize,
-        blocks: Collection[str],
-        followed: Collection[str],
-        unseen: Callable[..., Any],
+        self, size: InputSize, blocks: Collection[str], followed: Collection[str], unseen: Callable[..., Any]
     ) -> None:
         self.record = PassRecord()
         self.drawn: list[DrawnPart] = []
@@ -285,7 +277,6 @@ class Recorder:
                 number = next(self._numbers)
                 self._pending[number] = tensor
                 hook_tensor(tensor, partial(self._on_gradient, number, name, module, parts))
-
         return [part for *_, parts in results for part in parts]
 
     def _on_gradient(
@@ -326,16 +317,8 @@ def call_facts(traced: Trace, records: Sequence[PassRecord], drawn: Collection[s
         row = rows.get(key)
         if row is None and numbers.call.order is None and key not in drawn:
             continue
-        total = numbers.count + numbers.nonfinite
-        yield CallFacts(
-            numbers.call,
-            numbers.shape,
-            row.params if row else 0,
-            row.macs if row else 0,
-            numbers.low if numbers.count else None,
-            numbers.total / numbers.count if numbers.count else None,
-            numbers.high if numbers.count else None,
-            numbers.zeros / total if total else None,
-            numbers.nonfinite,
-            numbers.histogram,
-        )
+        total, finite = numbers.count + numbers.nonfinite, numbers.count
+        cost = (row.params, row.macs) if row else (0, 0)
+        values = (numbers.low, numbers.total / finite, numbers.high) if finite else (None, None, None)
+        zeros = numbers.zeros / total if total else None
+        yield CallFacts(numbers.call, numbers.shape, *cost, *values, zeros, numbers.nonfinite, numbers.histogram)

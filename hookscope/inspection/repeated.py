@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -47,18 +47,13 @@ def unrepeated(
             if _agree(first, other):
                 return
             calls = _calls(net, alone, {})
-            shapes = {key: shape for key, (shape, _) in calls.items()}
-            tried = (_differing(calls, _calls(net, both if case else alone, shapes)) for _ in passes)
+            tried = (_differing(calls, _calls(net, both if case else alone, calls)) for _ in passes)
             layer = next(filter(None, tried), "")
     except Exception:  # whatever a model raises that takes no batch of two
         return
     difference = _distance(first, other)
-    what = (
-        "the output for an image changes with the other images of the batch"
-        if case
-        else "the output changes in a second pass"
-    )
-    text = f"{what}, by {difference:.2g} times the spread of its values"
+    what = " for an image changes with the other images of the batch" if case else " changes in a second pass"
+    text = f"the output{what}, by {difference:.2g} times the spread of its values"
     yield CATALOGUE["random-output"].finding(layer, text, case, numbers={"difference": difference})
 
 
@@ -82,13 +77,13 @@ def _values(output: Any, shape: Sequence[int] = ()) -> Tensor:
     return values[:: -(-len(values) // _SAMPLE) or 1].double().cpu()
 
 
-def _calls(net: LoadedModel, inputs: Sequence[Any], shapes: Mapping[str, Sequence[int]]) -> Calls:
-    """The calls of a pass; ``shapes`` are the shapes for one image."""
+def _calls(net: LoadedModel, inputs: Sequence[Any], alone: Calls) -> Calls:
+    """The calls of a pass; ``alone`` are the calls for one image."""
     kept: Calls = {}
 
     def keep(call: Call, module: Any, args: Any, kwargs: Any, output: Any) -> None:
         shape = next((tensor.shape for tensor in tensors_in(output).values()), ())
-        kept.setdefault(call.key, (shape, _values(output, shapes.get(call.key, shape))))
+        kept.setdefault(call.key, (shape, _values(output, alone.get(call.key, (shape,))[0])))
 
     with Observer(net.model, "*", None, keep):
         net.model(*inputs)

@@ -47,22 +47,10 @@ from hookscope.hooks import (
 )
 from hookscope.images import AnyImage, InputImage, as_picture, list_pictures, warn_of_image
 from hookscope.inspection.answers import answer_of
-from hookscope.inspection.facts import (
-    ImageMaps,
-    InspectedImage,
-    InspectedLayer,
-    Inspection,
-    InspectionEvidence,
-)
+from hookscope.inspection.facts import ImageMaps, InspectedImage, InspectedLayer, Inspection, InspectionEvidence
 from hookscope.inspection.places import find_places
 from hookscope.inspection.recorder import PassRecord, Recorder, call_facts
-from hookscope.models import (
-    LoadedModel,
-    as_loaded,
-    describe_error,
-    model_errors_as_input_errors,
-    package_versions,
-)
+from hookscope.models import LoadedModel, as_loaded, describe_error, model_errors_as_input_errors, package_versions
 from hookscope.parameters import drawable_filters, parameter_findings, parameter_statistics
 from hookscope.scores import (
     Prediction,
@@ -152,7 +140,10 @@ def inspect(
     begin("listing the calls of the network")
     run = InspectionRun(loaded, input_images, layers, types, wanted, tuple(also), reference)
     begin("running the network")
-    run.add_images(on_progress)
+    for number in range(len(input_images)):
+        run.add_image(number)
+        if on_progress is not None:
+            on_progress(number + 1, len(input_images))
     begin("finding where to look")
     return run.inspection()
 
@@ -188,14 +179,11 @@ class InspectionRun:
         # a detector needs values in the middle of a pass
         self.whole = trace(net.model, first, on_meta=net.family != "detection", name=net.name, sources=True)
         self.trace = self.whole.without_operations()
-        self.blocks = [  # layers with layers inside that are members of a Sequential or of a list of modules
-            name
-            for name, module in net.model.named_modules()
-            if name
-            and not is_leaf(module)
-            and type(module) not in _CONTAINERS
-            and isinstance(net.model.get_submodule(name.rpartition(".")[0]), _CONTAINERS)
-        ]
+        # layers with layers inside that are members of a Sequential or of a list of modules
+        members = [(name, module) for name, module in net.model.named_modules() if name and not is_leaf(module)]
+        around = {name: net.model.get_submodule(name.rpartition(".")[0]) for name, _ in members}
+        blocks = (name for name, module in members if type(module) not in _CONTAINERS)
+        self.blocks = [name for name in blocks if isinstance(around[name], _CONTAINERS)]
         self.chosen = layers is not None
         self.selection = self._usual() if layers is None else Selection.of(layers)
         if also:
@@ -239,13 +227,7 @@ class InspectionRun:
         last = candidates(self.net.model, reversed(outputs), size)
         return list(dict.fromkeys(layer.call.key for layer in last))[:_LAST_FEW]
 
-    def add_images(self, on_progress: Callable[[int, int], None] | None) -> None:
-        for number in range(len(self.input_images)):
-            self._inspect(number)
-            if on_progress is not None:
-                on_progress(number + 1, len(self.input_images))
-
-    def _inspect(self, number: int) -> None:
+    def add_image(self, number: int) -> None:
         net, image, prepared = self.net, self.input_images[number], self.inputs[number]
         why = family = _no_scores(net)
         with differentiable(net.model):
@@ -348,9 +330,7 @@ class InspectionRun:
         parameters = tuple(parameter_statistics(net.model))
         findings = find_problems(measured, totals.drifts(), totals.images, thresholds, net.preprocess.assumes_values)
         changed = dict.fromkeys(key for record in self.records for key in record.changes)
-        against = None
-        if self.reference is not None:
-            against = against_reference(SavedStatistics.of(net, totals), self.reference)
+        against = against_reference(SavedStatistics.of(net, totals), self.reference) if self.reference else None
         evidence = InspectionEvidence(
             net=net,
             inputs=self.inputs,

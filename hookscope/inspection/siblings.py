@@ -43,10 +43,8 @@ def unlike_siblings(trace: Trace, model: nn.Module) -> Iterator[Finding]:
         odd = [name for name, steps in blocks.items() if steps != usual]
         if len(odd) != 1:
             continue
-        missing, added = (
-            list((Counter(one) - Counter(other)).elements())
-            for one, other in ((usual, blocks[odd[0]]), (blocks[odd[0]], usual))
-        )
+        own, most = Counter(blocks[odd[0]]), Counter(usual)
+        missing, added = [*(most - own).elements()], [*(own - most).elements()]
         is_first, keeps = odd[0] == next(iter(blocks)), len(kind) == 2 and bool(kind[1])
         activations = not added and all(map(_activates, missing))
         lost = not added and all(_activates(step) or _normalises(step) for step in missing)  # no block leaves these out

@@ -31,13 +31,9 @@ _EMPTY, _NO_ZEROS = 0.25, 1e-3  # shares of zeros in weights that were pruned, a
 
 def unloaded(evidence: InspectionEvidence) -> Iterator[Finding]:
     """The findings on layers and parameters that were not loaded, do not run, or are not set as the others are."""
-    yield from _norms(evidence.net.model)
-    yield from _biases(evidence.net.model)
-    yield from _rounded(evidence.net.model)
-    yield from _loaded_twice(evidence)
-    yield from _scalars(evidence.net.model)
-    yield from _loose(evidence)
-    yield from _idle(evidence)
+    model = evidence.net.model
+    yield from (*_norms(model), *_biases(model), *_rounded(model), *_loaded_twice(evidence), *_scalars(model))
+    yield from (*_loose(evidence), *_idle(evidence))
 
 
 def _norms(model: nn.Module) -> Iterator[Finding]:
@@ -179,12 +175,9 @@ def _loose(evidence: InspectionEvidence) -> Iterator[Finding]:
             if not alike and _matters(evidence, [name]):
                 text = f"its {counted(values.numel(), 'value')} are all {f'{first:.3g}' if first else 'zero'}"
                 yield CATALOGUE["initial-weights"].finding(name, text, "loose", numbers={"value": first})
-        elif (
-            "pos" in own
-            and "bias" not in own
-            and (order := _order(values.squeeze())) is not None
-            and order < _NEIGHBOURS
-        ):
+            continue
+        order = _order(values.squeeze()) if "pos" in own and "bias" not in own else None
+        if order is not None and order < _NEIGHBOURS:
             text = f"neighbouring positions are no more alike than others: {order:.2g} standard deviations from chance"
             yield CATALOGUE["unordered-positions"].finding(name, text, numbers={"order": order})
 
