@@ -100,7 +100,7 @@ def gradient_panel(which: str, rows: Sequence[_GradientRow], width: float) -> Pa
         ]
 
     missing = at_edge(lambda g: g.before is None and not g.frozen)
-    zero, zero_after = (at_edge(lambda g, side=side: _is_zero(getattr(g, side))) for side in ("before", "after"))
+    zero, zero_after = at_edge(lambda g: _is_zero(g.before)), at_edge(lambda g: _is_zero(g.after))
     marks = [
         *sizes("before", Colour.BLUE, Colour.SKY, high),
         *sizes("after", Colour.ORANGE, _AFTER_LIGHT, _BELOW),

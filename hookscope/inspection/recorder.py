@@ -319,6 +319,7 @@ def call_facts(traced: Trace, records: Sequence[PassRecord], drawn: Collection[s
             continue
         total, finite = numbers.count + numbers.nonfinite, numbers.count
         cost = (row.params, row.macs) if row else (0, 0)
-        values = (numbers.low, numbers.total / finite, numbers.high) if finite else (None, None, None)
-        zeros = numbers.zeros / total if total else None
-        yield CallFacts(numbers.call, numbers.shape, *cost, *values, zeros, numbers.nonfinite, numbers.histogram)
+        low, high = (numbers.low, numbers.high) if finite else (None, None)
+        mean, zeros = numbers.total / finite if finite else None, numbers.zeros / total if total else None
+        nonfinite, histogram = numbers.nonfinite, numbers.histogram
+        yield CallFacts(numbers.call, numbers.shape, *cost, low, mean, high, zeros, nonfinite, histogram)
