@@ -52,8 +52,9 @@ def unrepeated(
     except Exception:  # whatever a model raises that takes no batch of two
         return
     difference = _distance(first, other)
-    what = " for an image changes with the other images of the batch" if case else " changes in a second pass"
-    text = f"the output{what}, by {difference:.2g} times the spread of its values"
+    what = "the output changes in a second pass"
+    what = "the output for an image changes with the other images of the batch" if case else what
+    text = f"{what}, by {difference:.2g} times the spread of its values"
     yield CATALOGUE["random-output"].finding(layer, text, case, numbers={"difference": difference})
 
 
