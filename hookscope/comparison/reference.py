@@ -129,7 +129,9 @@ def against_reference(now: SavedStatistics, reference: SavedStatistics) -> Again
     pairs = {a.key: b for a, b in _pairs(before, after)}
     if all(b.call.name == INPUT_CALL for b in pairs.values()):
         raise InputError("the reference has no call that this model has", do="save a reference of this model")
-    shifts = [_shift(before[key], other) for key, other in pairs.items()]
+    alike = [before[key].call.type == other.call.type for key, other in pairs.items()]
+    is_typed = 2 * sum(alike) > len(alike)  # other runtimes have other types, and fold layers into others
+    shifts = [_shift(before[key], other, is_typed=is_typed) for key, other in pairs.items()]
     gone = [each for key, each in before.items() if key not in after and key not in pairs and not each.part]
     if not after.keys() <= before.keys():  # an exported file need not keep the names of blocks
         gone = [each for each in gone if each.parameters]
@@ -243,7 +245,7 @@ def _seen(each: CallRange) -> SeenCall:
     return SeenCall(each.call, tuple(size or 0 for size in each.shape), each.parameters)
 
 
-def _shift(before: CallRange, now: CallRange, explained: float = 0.0) -> CallShift:
+def _shift(before: CallRange, now: CallRange, explained: float = 0.0, is_typed: bool = False) -> CallShift:
     """How far ``now`` is, beyond ``explained`` deviations: each number of each channel against its spread of images."""
     if before.channels != now.channels:
         said = f"it has {counted(now.channels, 'channel')}, and {before.channels} in the reference"
@@ -283,7 +285,12 @@ def _shift(before: CallRange, now: CallRange, explained: float = 0.0) -> CallShi
     where = tuple(int(at) for at in np.flatnonzero(dead))
     most, name = int(by_channel[number].argmax()), f"{'zeros' if zeros[number] else NUMBERS[number]}{how}"
     types, most_times, said = (before.call.type, now.call.type), float(times.max()), ""
-    if not before.part and all(map(is_layer_type, types)) and functions_of(types[0]) != functions_of(types[1]):
+    if (
+        is_typed
+        and not before.part
+        and all(map(is_layer_type, types))
+        and functions_of(types[0]) != functions_of(types[1])
+    ):
         most_times, said = max(most_times, _SURE), f"it is {types[1]}, and {types[0]} in the reference"
     return CallShift(now.call, before.key, shift, most_times, name, most, where, now.channels, now.part, said)
 

@@ -40,6 +40,7 @@ _MOSTLY_DEAD, _FEW_DEAD = 0.7, 0.2  # shares of dead channels: of a layer pushed
 _RMS_ERROR, _KOLMOGOROV = 1.3, 1.63  # three standard deviations of the rms, times the root of the number of values
 _EVEN, _ALIKE = 1e-4, 0.8  # spread of the norms of filters, and cosine of any two, that no training leaves
 _SAMPLE = 1 << 16  # weights of a layer
+_MANY_WEIGHTS = 1024
 _FULL = 0.97  # of the bound of an initialisation, which the largest of 256 weights or more exceeds
 
 
@@ -221,6 +222,7 @@ def _initial(full: str, values: Tensor, norms: Tensor) -> Iterator[Finding]:
     off, inputs = abs(peak / rms / 3**0.5 - 1), values[0].numel()
     both = inputs + len(values) * inputs // values.shape[1]
     bounds = [(factor / number) ** 0.5 for factor, number in ((1, inputs), (3, inputs), (6, inputs), (6, both))]
+    bounds = bounds[: 4 if values.numel() >= _MANY_WEIGHTS else 1]  # few trained weights may end at one of several
     by_chance = off <= _RMS_ERROR * values.numel() ** -0.5 and any(_FULL <= peak / high <= 1.0001 for high in bounds)
     if (off <= default(kind.name, "uniform") or by_chance) and _is_even(values, peak):
         text = f"its {values.numel():,} weights are uniform between -{peak:.3g} and {peak:.3g}"

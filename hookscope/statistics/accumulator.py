@@ -416,9 +416,16 @@ class LayerAccumulator(Accumulator):
         return restored
 
 
+_MOVING = {"Transpose", "Reshape", "Gather", "Slice", "Split", "Squeeze", "Unsqueeze"}
+
+
 def has_fixed_channels(call: Call) -> bool:
-    """Whether the number of channels may not change: it may in the model's output and in operations."""
-    return bool(call.name) and OPERATION not in call.name
+    """Whether the number of channels may not change.
+
+    It may in the model's output, in operations, and in ONNX nodes that only move values: their second axis may be the
+    batch.
+    """
+    return bool(call.name) and OPERATION not in call.name and not {*call.type.split("+")} <= _MOVING
 
 
 def _common(old: tuple[int | None, ...], new: tuple[int | None, ...]) -> tuple[int | None, ...]:

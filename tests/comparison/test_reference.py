@@ -335,6 +335,14 @@ def test_a_layer_of_another_class_is_named_although_the_images_do_not_show_it() 
     assert finding.evidence.startswith("it is LeakyReLU, and ReLU in the reference")
 
 
+def test_the_types_of_another_runtime_are_no_other_layers() -> None:
+    reference, now = saved(net(), images(12, 0)), saved(net(), images(8, 5))
+    types = {"0": "Conv", "1": "Relu", "2": "Sigmoid+Mul", "3": "Conv", "4": "Clip", "5": "Pool", "7": "Gemm"}
+    for key, kind in types.items():
+        now.totals.ranges[key] = replace(now.totals.ranges[key], call=Call(key, kind, 0, None))
+    assert against_reference(now, reference).finding is None
+
+
 def test_what_a_layer_reads_from_an_operation_is_measured() -> None:
     def measured(drop: float, count: int, seed: int) -> SavedStatistics:
         torch.manual_seed(2)

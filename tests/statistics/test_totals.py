@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -148,6 +149,16 @@ def test_channels_of_an_operation_whose_number_changes_become_one(name: str) -> 
     assert (found.values, found.min, found.max, found.mean, found.std) == pytest.approx(numbers, rel=1e-12)
     assert (found.shape, found.channels, found.items, found.rank) == ((None, 4, 4), 1, 6, None)
     assert found.saturated == pytest.approx((abs(values) >= 0.99).mean(), abs=0.01)
+
+
+def test_what_only_moves_values_may_have_the_batch_as_its_second_axis() -> None:
+    totals, last = counted(random(3, 16, 4), "a"), counted(random(3, 8, 4), "a")
+    for each in (totals, last):
+        [layer] = each.layers.values()
+        layer.call = replace(layer.call, type="Reshape+Transpose")
+        each.batch_norms.clear()
+    totals.merge(last)
+    assert totals.statistics()[0].values == 3 * 24 * 4
 
 
 def test_other_layers_are_refused_before_anything_is_added() -> None:
