@@ -72,8 +72,8 @@ class Monitor(RunProgress):
     ``not_optimized`` parameters of the model that no optimizer holds, and those ``waiting`` for one that made no step;
     ``clip_function``, ``clip_limit``, ``clip_scaled``, ``step_scaled``; ``loss_scale``, ``first_loss_scale``;
     ``loss_function``, ``loss_input`` (the operation before it), ``classes``, ``targets``, ``target_min``,
-    ``target_max``, ``soft_target_sum`` (over the classes, the largest), ``softmax_dim`` (where it is not that of the
-    classes), ``loss_without_graph``, ``loss_negated``, ``loss_alone``, ``loss_input_sums_to_1``,
+    ``target_max``, ``soft_target_sum`` (over the classes, the largest), ``softmax_dim`` (if the classes are in
+    another), ``loss_without_graph``, ``loss_negated``, ``loss_alone``, ``loss_input_sums_to_1``,
     ``loss_input_max``, ``kl_div_input``, ``log_input``, ``loss_shapes``; of numbers as targets ``target_size``,
     ``target_lowest``, ``target_highest``; ``input_shape``, ``input_mean``, ``input_std``, ``input_min``, ``input_max``,
     ``input_key`` (the mean weighted by position, which tells inputs apart), ``input_spread`` (between samples) of the
@@ -126,14 +126,14 @@ class Monitor(RunProgress):
 
     Example:
         >>> import torch
-        >>> net = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.ReLU())
+        >>> net = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.Sigmoid())
         >>> optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
         >>> with Monitor(net, optimizer, every=50) as monitor:
         ...     for _ in range(4):
         ...         net(torch.ones(1, 2)).sum().backward()
         ...         optimizer.step()
         >>> [(row["step"], row["type"]) for row in monitor.rows]
-        [(0, 'Linear'), (0, 'ReLU'), (1, 'Linear'), (1, 'ReLU'), (2, 'Linear'), (2, 'ReLU')]
+        [(0, 'Linear'), (0, 'Sigmoid'), (1, 'Linear'), (1, 'Sigmoid'), (2, 'Linear'), (2, 'Sigmoid')]
         >>> monitor.findings[0].finding  # there is no zero_grad
         'gradients-accumulate'
     """
