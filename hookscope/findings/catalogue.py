@@ -490,7 +490,7 @@ _note(
 _note(
     "collapsed-variance",
     "The channel had the same value for every training image, or its variance was overwritten.",
-    "Run stats on images: if inputs of the channel vary, load the checkpoint again. Otherwise prune the channel.",
+    "If the inputs of the channel vary on images, load the checkpoint again. Otherwise prune the channel.",
     Threshold(
         "collapsed", 0.01, "running variance over eps: below it less than a tenth of the channel's spread is left"
     ),
