@@ -28,8 +28,9 @@ from hookscope.statistics import (
     checked_layers,
 )
 
-_LEFT, _CHANNEL, _MIXED, _VARIES, _SURE, _OTHER = (
-    default("left-range", name) for name in ("left", "left_channel", "left_mixed", "left_varies", "sure", "weights")
+_LEFT, _CHANNEL, _MIXED, _VARIES, _SAME, _SURE, _OTHER = (
+    default("left-range", name)
+    for name in ("left", "left_channel", "left_mixed", "left_varies", "left_same", "sure", "weights")
 )
 _LEAST_IMAGES = 8  # of a reference: fewer do not say how far images differ
 _FEW_IMAGES = 4  # fewer do not say how far they differ
@@ -40,6 +41,7 @@ _FEW_GONE = 0.2  # share of the calls of the reference
 _FEW_ZEROS = 0.1  # share of a vector: one channel of few may be excited for the first time
 _SCALED = 20.0  # an input that is so many times as large was scaled in another way
 _RARE = 4.5  # standard deviations of chi squared: one in a thousand for eight classes
+_LONE = 20.0  # one channel may move so many times as far as all: a constant one is rounded in small steps
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -57,6 +59,7 @@ class CallShift(Shown):
         channels: Number of channels.
         part: ``input`` for what the call reads, where an operation made it.
         said: What has left the range, in words; empty for a number of the channels.
+        same: Whether both sides have the same images.
     """
 
     call: Call
@@ -69,6 +72,7 @@ class CallShift(Shown):
     channels: int = 1
     part: str = ""
     said: str = ""
+    same: bool = False
 
     @property
     def key(self) -> str:
@@ -82,7 +86,10 @@ SHIFTS = Columns(
     *CALL.but(type={"need": 1}),
     Column("reference", help="the call of the reference", where="rows"),
     Column("shift", help="of the means, in standard deviations of the reference, over all channels"),
-    Column("times", help="how many times what chance explains with so few images; above 1 it has left its range"),
+    Column(
+        "times",
+        help="how many times what chance or, on the same images, rounding explains; above 1 it has left its range",
+    ),
     Column("number", lambda shift: shift.number + " it reads" * (shift.part == READ), "what is furthest off", need=5),
     Column("channel", need=4),
     Column("dead", lambda shift: len(shift.dead), "channels that are dead, and were not in the reference", hide="zero"),
@@ -115,8 +122,9 @@ def against_reference(now: SavedStatistics, reference: SavedStatistics) -> Again
     """Compare each call with what it did when the reference was saved, and name the first that left its range.
 
     The range is how far the images of the reference differ from each other. A distance counts from how many times it
-    exceeds what so few images explain, so a model on other images of the same kind stays in its range. The input is the
-    first call: a cause before all layers. Calls pair by name, else as `compare` pairs them.
+    exceeds what so few images explain, so a model on other images of the same kind stays in its range. On the same
+    image files nothing is chance, so only rounding is allowed. The input is the first call: a cause before all layers.
+    Calls pair by name, else as `compare` pairs them.
 
     Raises:
         InputError: The reference has fewer than eight images, or no call that this model has.
@@ -131,11 +139,13 @@ def against_reference(now: SavedStatistics, reference: SavedStatistics) -> Again
         raise InputError("the reference has no call that this model has", do="save a reference of this model")
     alike = [before[key].call.type == other.call.type for key, other in pairs.items()]
     is_typed = 2 * sum(alike) > len(alike)  # other runtimes have other types, and fold layers into others
-    shifts = [_shift(before[key], other, is_typed=is_typed) for key, other in pairs.items()]
+    pictures = [sorted(each.pictures) for each in totals]
+    same = pictures[0] == pictures[1] and len(pictures[0]) == images == now.totals.images
+    shifts = [_shift(before[key], other, is_typed=is_typed, same=same) for key, other in pairs.items()]
     gone = [each for key, each in before.items() if key not in after and key not in pairs and not each.part]
     if not after.keys() <= before.keys():  # an exported file need not keep the names of blocks
         gone = [each for each in gone if each.parameters]
-    if 0 < len(gone) <= _FEW_GONE * len(before):  # of more the names are others
+    if is_typed and 0 < len(gone) <= _FEW_GONE * len(before):  # of more the names are others
         rest = list(before)[list(before).index(gone[0].key) :]
         none = CallShift(gone[0].call, gone[0].key, np.inf, np.inf, "gone", said="it did not run")
         shifts.insert(next((at for at, shift in enumerate(shifts) if shift.reference in rest), len(shifts)), none)
@@ -148,11 +158,12 @@ def against_reference(now: SavedStatistics, reference: SavedStatistics) -> Again
     count, out = len({each.key for each in shifts}), [shift for shift in shifts if shift.times > 1]
     if not out:
         words = f"all {counted(count, 'call')} are in the range of the reference"
-        words += f" ({counted(now.totals.images, 'image')} now, {images} in the reference)"
+        words += f" ({counted(now.totals.images, 'image')} now, {'the same ' * same}{images} in the reference)"
         return AgainstReference(tuple(shifts), None, words, now.totals.images, images)
     said = [each for each in out if each.said and each.number not in ("settings", "shares")]
     calls = [each for each in out if each.number != "settings" or each.key != MODEL]  # where a setting acts is unknown
-    first = said[0] if said and out[0].times < _SURE else [*calls, *out][0]  # few images may show a little by chance
+    by_chance = out[0].times < _SURE and not same  # few images may show a little
+    first = said[0] if said and by_chance else [*calls, *out][0]
     at = len({shift.key for shift in shifts[: shifts.index(first)] if shift.times <= 1} - {first.key})
     old, new = (side.get(INPUT_CALL) for side in (before, after))
     if (
@@ -170,11 +181,15 @@ def against_reference(now: SavedStatistics, reference: SavedStatistics) -> Again
     text += "".join(f"; of the model, {each.said}" for each in out if each not in calls and each is not first)
     later = len({shift.key for shift in out[out.index(first) :]} - {first.key})
     text += f"; {counted(later, 'later call')} left it too" if later else ""
-    severity = "note" if max(each.times for each in out) < _SURE else CATALOGUE["left-range"].severity
+    acts = first.number == "settings" and later  # what follows shows that the setting matters
+    severity = "note" if max(each.times for each in out) < _SURE and not acts else CATALOGUE["left-range"].severity
     if answers and answers[0] in out:
-        far = [_shift(before[key], other, answers[0].shift).times for key, other in pairs.items()]
-        severity = "note" if max(far) <= 1 and not said else severity
+        if not same and not said:
+            far = [_shift(before[key], other, answers[0].shift).times for key, other in pairs.items()]
+            severity = "note" if max(far) <= 1 else severity
         text += f"; {answers[0].said}" if first is not answers[0] else ""
+    if severity == "note" and not same and pictures[0]:
+        text += "; the images of the reference would show it without chance"
     numbers = {"times": first.times, "shift": first.shift, "channel": first.channel, "layers": later + 1}
     channels = (first.channel,) if first.channels > 1 else None
     layer = "" if case == "input" else first.key
@@ -245,8 +260,13 @@ def _seen(each: CallRange) -> SeenCall:
     return SeenCall(each.call, tuple(size or 0 for size in each.shape), each.parameters)
 
 
-def _shift(before: CallRange, now: CallRange, explained: float = 0.0, is_typed: bool = False) -> CallShift:
-    """How far ``now`` is, beyond ``explained`` deviations: each number of each channel against its spread of images."""
+def _shift(
+    before: CallRange, now: CallRange, explained: float = 0.0, is_typed: bool = False, same: bool = False
+) -> CallShift:
+    """How far ``now`` is, beyond ``explained`` deviations: each number of each channel against its spread of images.
+
+    With the ``same`` images, the spread is the unit of a distance, and no excuse for it.
+    """
     if before.channels != now.channels:
         said = f"it has {counted(now.channels, 'channel')}, and {before.channels} in the reference"
         return CallShift(now.call, before.key, np.inf, np.inf, "channels", 0, (), now.channels, now.part, said)
@@ -268,9 +288,13 @@ def _shift(before: CallRange, now: CallRange, explained: float = 0.0, is_typed: 
     # a channel that few images excite has no variance yet: it is judged by the variance of its layer
     floor = variance.mean(1, keepdims=True) / now.images**2
     likely = np.maximum(np.maximum(variance_now, variance / 2 if now.images > 1 else variance), floor)
-    far = away / np.sqrt(variance / before.images + likely / now.images + np.where(zeros, _FEW_ZEROS, least) ** 2 / 10)
+    floors = np.where(zeros, _FEW_ZEROS, least) ** 2
+    far = away / np.sqrt(variance / before.images + likely / now.images + floors / 10)
     judged = [("", np.sqrt((far**2).mean(1)) / np.where(lone, _CHANNEL, _LEFT), far)]
-    if now.images >= _FEW_IMAGES:
+    if same:
+        far = np.where(zeros, 0.0, away) / np.sqrt(variance + floors * 25)  # values near 0 are rounded to it
+        judged = [("", np.maximum(np.sqrt((far**2).mean(1)), far.max(1) / _LONE) / _SAME, far)]
+    elif now.images >= _FEW_IMAGES:
         judged.append(("", far.max(1) / _CHANNEL, far))
         ratio = np.abs(np.log((variance_now + least**2) / (variance + least**2)))
         varies = ratio / np.sqrt(2 / (before.images - 1) + 2 / (now.images - 1))
@@ -292,7 +316,7 @@ def _shift(before: CallRange, now: CallRange, explained: float = 0.0, is_typed: 
         and functions_of(types[0]) != functions_of(types[1])
     ):
         most_times, said = max(most_times, _SURE), f"it is {types[1]}, and {types[0]} in the reference"
-    return CallShift(now.call, before.key, shift, most_times, name, most, where, now.channels, now.part, said)
+    return CallShift(now.call, before.key, shift, most_times, name, most, where, now.channels, now.part, said, same)
 
 
 def _off_directions(before: CallRange, now: CallRange, at: int, explained: float) -> float:
@@ -318,7 +342,8 @@ def _words(shift: CallShift) -> str:
     name = {"highest": "highest value", "zeros": "share of zeros"}.get(name, name)
     what = f"the variance between images of the {name}" if how == "between images" else f"the {name}"
     where = f", most in channel {shift.channel}" if shift.channels > 1 else ""
-    by = f"{shift.times:.3g} times what chance explains with so few images"
+    reason = "rounding explains on the same images" if shift.same else "chance explains with so few images"
+    by = f"{shift.times:.3g} times what {reason}"
     of = "what it reads" if shift.part else "its channels"
     if how.startswith("beside"):
         return f"{of.replace('what', 'the channels that')} do not vary together as in the reference, by {by}"
@@ -330,12 +355,24 @@ def _input_words(before: CallRange, now: CallRange, shift: CallShift) -> str:
     if None not in before.shape and before.shape != now.shape:
         return f"the input is {text_of(now.shape)}, and {text_of(before.shape)} in the reference"
     turned = replace(now, mean=now.mean[:, ::-1], m2=now.m2[:, ::-1], mixed=now.mixed[:, ::-1])
-    if now.channels == 3 and shift.times > 1 >= _shift(before, turned).times:
+    is_scaled = shift.same and _is_scaled(before, now)
+    is_turned = _is_scaled(before, turned) if shift.same else _shift(before, turned).times <= 1 < shift.times
+    if now.channels == 3 and is_turned and not is_scaled:
         return "the colours of the input are in reverse order, as in BGR"
     sizes = [float(np.sqrt((each.mean[:2] ** 2).sum(0).mean())) for each in (before, now)]
     if min(sizes) > 0 and max(sizes) > _SCALED * min(sizes):
         return f"the values of the input are {sizes[1] / sizes[0]:.3g} times as large as in the reference"
+    if is_scaled:
+        return "its images are the same, with another mean and std"
     return _words(shift).replace("its channels", "the input's channels")
+
+
+def _is_scaled(before: CallRange, now: CallRange) -> bool:
+    """Whether each channel is the one before times a factor, plus a number: the four numbers say both twice."""
+    mean, spread = now.mean[0], now.mean[1]
+    factor = spread / np.maximum(before.mean[1], 1e-30)
+    expected = [mean + factor * (before.mean[2] - before.mean[0]), factor * before.mean[3]]
+    return bool(np.all(np.abs(now.mean[2:] - expected) <= _FLOOR * spread))
 
 
 def check_shifts(

@@ -50,6 +50,7 @@ from hookscope.inspection.answers import answer_of
 from hookscope.inspection.facts import ImageMaps, InspectedImage, InspectedLayer, Inspection, InspectionEvidence
 from hookscope.inspection.places import find_places
 from hookscope.inspection.recorder import PassRecord, Recorder, call_facts
+from hookscope.jobs import picture_of
 from hookscope.models import LoadedModel, as_loaded, describe_error, model_errors_as_input_errors, package_versions
 from hookscope.parameters import drawable_filters, parameter_findings, parameter_statistics
 from hookscope.scores import (
@@ -330,6 +331,7 @@ class InspectionRun:
         parameters = tuple(parameter_statistics(net.model))
         findings = find_problems(measured, totals.drifts(), totals.images, thresholds, net.preprocess.assumes_values)
         changed = dict.fromkeys(key for record in self.records for key in record.changes)
+        totals.pictures.extend(picture_of(image.sha256) for image in self.input_images if image.sha256)
         against = against_reference(SavedStatistics.of(net, totals), self.reference) if self.reference else None
         evidence = InspectionEvidence(
             net=net,

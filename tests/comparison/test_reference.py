@@ -115,6 +115,53 @@ def test_the_input_is_the_cause_before_all_layers(words: str, change: object) ->
     assert found.finding.meaning.startswith("The model gets other values")
 
 
+def on_the_same_images(model: nn.Module, now: torch.Tensor, before: torch.Tensor) -> AgainstReference:
+    sides = saved(net(), before), saved(model, now, 3)
+    for number, side in enumerate(sides):
+        order = range(len(before)) if number else reversed(range(len(before)))
+        side.totals.pictures.extend(order)
+    return against_reference(sides[1], sides[0])
+
+
+@pytest.mark.parametrize(
+    ("layer", "change"),
+    [
+        ("1", lambda model: model[1].weight.data[3].mul_(1.3)),
+        ("3", lambda model: model[3].weight.data.mul_(1.1)),
+        ("7", lambda model: model[7].bias.data.add_(0.02)),
+        ("5", lambda model: setattr(model[5], "forward", nn.MaxPool2d(4).forward)),
+    ],
+)
+def test_the_same_images_show_small_changes(layer: str, change: object) -> None:
+    model, pictures = net(), images(16, 7)
+    change(model)  # type: ignore[operator]
+    found = on_the_same_images(model, pictures, pictures)
+    assert found.finding is not None and (found.finding.layer, found.finding.severity) == (layer, "error")
+    assert [each.layer for each in check_shifts(found).broken] == [layer]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_the_same_images_allow_rounding(dtype: torch.dtype) -> None:
+    model, pictures = net().to(dtype), images(16, 7)
+    model.register_forward_pre_hook(lambda module, given: given[0].to(dtype))
+    found = on_the_same_images(model, pictures, pictures)
+    assert found.finding is None and "16 images now, the same 16 in the reference" in found.sentence
+
+
+@pytest.mark.parametrize(
+    ("words", "change"),
+    [
+        ("reverse order", lambda pictures: pictures.flip(1) * 1.1 - 0.2),
+        ("another mean and std", lambda pictures: pictures * 1.1 - 0.2),
+        ("rounding explains on the same images", lambda pictures: pictures.clamp(0, 1)),
+    ],
+)
+def test_the_same_images_tell_how_they_were_prepared(words: str, change: object) -> None:
+    pictures = images(16, 7)
+    found = on_the_same_images(net(), change(pictures), pictures)  # type: ignore[operator]
+    assert found.finding is not None and not found.finding.layer and words in found.finding.evidence
+
+
 def test_another_size_of_the_input_is_named() -> None:
     model, pictures = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU()), images(24, 1)
     reference = saved(model, pictures)
@@ -301,6 +348,9 @@ def test_a_setting_that_is_another_is_a_note() -> None:
     assert found.finding is not None and (found.finding.layer, found.finding.severity) == ("1", "note")
     assert "its eps is 0.0001, and 1e-05 in the reference" in found.finding.evidence
     assert not check_shifts(found).broken
+    model[1].eps = 0.2  # layers show it by little, and the setting is no chance
+    found = against(model, images(8, 7), reference)
+    assert found.finding is not None and (found.finding.layer, found.finding.severity) == ("1", "error")
 
 
 def test_a_setting_of_the_model_itself_does_not_hide_the_layer_that_it_changes() -> None:
