@@ -132,6 +132,7 @@ LIGHT_FILES = [
     "hooks/selection.py",
     "scores/target.py",
     "parameters/findings.py",
+    "statistics/drifts.py",
     "statistics/facts.py",
     "statistics/findings.py",
     "structure/tree.py",

@@ -1,4 +1,5 @@
 from .collector import StatisticsCollector as StatisticsCollector
+from .drifts import FEW_VALUES as FEW_VALUES, WEAK_STEP as WEAK_STEP
 from .facts import (
     CHANNELS as CHANNELS,
     QUANTILES as QUANTILES,
@@ -15,8 +16,6 @@ from .figure import (
     write_events as write_events,
 )
 from .findings import (
-    FEW_VALUES as FEW_VALUES,
-    WEAK_STEP as WEAK_STEP,
     StatisticsThresholds as StatisticsThresholds,
     diagnose as diagnose,
     find_problems as find_problems,
