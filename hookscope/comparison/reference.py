@@ -305,7 +305,7 @@ def _shift(
             judged.append((" beside other channels", mixed, far))
     how, times, by_channel = max(judged, key=lambda each: float(each[1].max()))
     number = int(times.argmax())
-    dead = (now.low == now.high) & (before.low < before.high) & (far[0] > _CHANNEL)
+    dead = (now.low == now.high) & (before.low < before.high) & (same | (far[0] > _CHANNEL))
     where = tuple(int(at) for at in np.flatnonzero(dead))
     most, name = int(by_channel[number].argmax()), f"{'zeros' if zeros[number] else NUMBERS[number]}{how}"
     types, most_times, said = (before.call.type, now.call.type), float(times.max()), ""

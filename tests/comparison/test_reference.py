@@ -140,6 +140,15 @@ def test_the_same_images_show_small_changes(layer: str, change: object) -> None:
     assert [each.layer for each in check_shifts(found).broken] == [layer]
 
 
+def test_the_same_images_show_every_channel_that_died() -> None:
+    model, pictures = net(), images(16, 7)
+    model[1].bias.data[2] = -3  # below 0 for all these images, by little
+    found = on_the_same_images(model, pictures, pictures)
+    assert next(each.dead for each in found.calls if each.key == "2") == (2,)
+    [broken] = check_shifts(found, max_dead_more=0.1).broken
+    assert (broken.layer, broken.value) == ("2", 1 / 8)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 def test_the_same_images_allow_rounding(dtype: torch.dtype) -> None:
     model, pictures = net().to(dtype), images(16, 7)
