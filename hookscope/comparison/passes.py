@@ -33,6 +33,7 @@ from hookscope.hooks import (
     map_tensors,
     named_inputs,
     output_of,
+    random_states,
     random_states_kept,
     tensors_in,
 )
@@ -62,6 +63,7 @@ class ComparedCalls:
         matrix_b: The same of B.
         bytes: What is kept of A for one image.
         ops: Whether operations may be among the calls.
+        draws: The sides whose pass draws random numbers: ``A``, ``B``, ``AB`` or none.
         lost: For the key of a call of A, the calls of A and of B without a partner through which its inputs came.
         uses: For the key of an operation of A, the parameters that it and its partner take.
     """
@@ -73,6 +75,7 @@ class ComparedCalls:
     matrix_b: dict[str, Call]
     bytes: float
     ops: bool
+    draws: str
     lost: dict[str, LostCalls]
     uses: dict[str, tuple[tuple[str, ...], tuple[str, ...]]]
 
@@ -325,7 +328,8 @@ def find_calls(a: Side, b: Side, batch: PairedBatch, wanted: Wanted) -> Compared
     able = (pair.a.key for pair in pairs if may_run_alone(pair, modules_b.get(pair.b.name), holders))
     matrices = [{record.call.key: record.call for record in side if wanted.matrix} for side in (chosen_a, of_b)]
     alone, size = set(able) if wanted.alone else set[str](), look_a.bytes / images
-    return ComparedCalls(paired, alone, look_a.with_maps, matrices[0], matrices[1], size, wanted.ops, lost, uses)
+    draws = wanted.ops, "A" * look_a.draws + "B" * look_b.draws
+    return ComparedCalls(paired, alone, look_a.with_maps, matrices[0], matrices[1], size, *draws, lost, uses)
 
 
 @dataclass(slots=True)
@@ -336,6 +340,7 @@ class _Look:
     chosen: set[str] = field(default_factory=set)
     with_maps: set[str] = field(default_factory=set)
     bytes: int = 0
+    draws: bool = False  # random numbers
     by_key: dict[str, SeenCall] = field(default_factory=dict)
 
     def lost(self, key: str, free: Container[str]) -> tuple[Call, ...]:
@@ -374,6 +379,7 @@ def _look(side: Side, inputs: tuple[Any, ...], images: int, wanted: Wanted, chos
             if call.order is not None:
                 makers.add(call.key, output)
         elif not call.name:
+            look.draws = random_states() != before
             look.by_key[MODEL] = SeenCall(call, None, {}, makers.of(output))
 
     def on_chosen(call: Call, module: Any, args: Any, kwargs: Any, output: Any) -> None:
@@ -388,6 +394,7 @@ def _look(side: Side, inputs: tuple[Any, ...], images: int, wanted: Wanted, chos
         observers.append(observer(chosen, on_chosen))
         if wanted.keep is not None:
             observers.append(observer(wanted.keep, lambda call, *_: of_maps.append(call), False))
+    before = random_states()
     run_side(side, inputs, observers)
     # only at the end of a pass is it known which calls negative indices mean
     look.chosen = {call.key for call in of_chosen if call.name and observers[1].wanted(call)}

@@ -94,7 +94,7 @@ def is_unexplained(found: Comparison) -> bool:
     """Whether the answer names a layer that gives the same on the same inputs, or one that could not run alone."""
     first = next((pair for pair in found.calls if pair.key == found.answer.first), None)
     no_layer = found.answer.kind == "nonfinite" and first is not None and first.a.name == MODEL
-    if first is None or not (no_layer or found.answer.kind in ("layer", "unpaired")):
+    if first is None or not (no_layer or found.answer.kind in ("layer", "unpaired", "chance")):
         return False
     return not first.is_beyond_noise(first.isolated_l2)
 
@@ -112,6 +112,8 @@ def with_operations(found: Comparison, again: Comparison) -> Comparison:
             rows.insert(next(later, len(rows)), again.calls[keys.index(key)])
     first = next((at for at, pair in enumerate(rows) if pair.key == answer.first), len(rows))
     same = sum(pair.is_same for pair in rows[:first])
+    if len(found.names) > len(again.names):
+        answer = replace(answer, sentence=f"{answer.sentence} This is said of the first {len(again.names)} images.")
     return replace(found, answer=replace(answer, same_before=same), calls=RowTuple(rows))
 
 
@@ -266,12 +268,21 @@ def compare(
     if not sums.names:
         raise InputError("no image could be used", f"{sums.skipped} were tried", "see the errors above")
 
+    quiet = RunSettings(listener=Listener(note=lambda name, text: None))
+
     def of_first(count: int, **wanted: Any) -> Comparison:
         """A comparison of the first images that could be used."""
         some = slice(sums.first, sums.first + count)
-        of_b, quiet = None if others is None else others[some], Listener(note=lambda name, text: None)
-        return compare(*sides, pictures[some], images_b=of_b, names=names, run=RunSettings(listener=quiet), **wanted)
+        of_b = None if others is None else others[some]
+        return compare(*sides, pictures[some], images_b=of_b, names=names, run=quiet, **wanted)
 
+    for name, side, given in zip("AB", sides, (pictures, pictures if others is None else others), strict=True):
+        if name in sums.calls.draws and sides[1].seed is None:
+            some = given[sums.first : sums.first + _LEAST]
+            own = compare(side, replace(side, seed=1), some, types=types, ops=ops, alone=False, run=quiet)
+            if apart := own.calls[-1].relative_l2:
+                sums.notes[f"{name} draws random numbers: two passes differ by relative L2 {apart:.2g}"] = None
+            sums.chance[name] = {pair.key: pair.relative_l2 or 0.0 for pair in own.calls if pair.differs}
     comparison = sums.comparison()
     same = sums.a.net.preprocess == sums.b.net.preprocess or others is not None
     known = same or bool(sums.input_change.words) or isinstance(keep, Selection)  # which draws what was compared
@@ -307,6 +318,7 @@ class ComparisonRun:
         self.agreement = AgreementSums(a.net, b.net, categories)
         self.matrix: CkaSums | None = None
         self.maps: list[ComparedMaps] = []
+        self.chance: dict[str, dict[str, float]] = {}
         self.notes: dict[str, None] = dict.fromkeys((*a.net.notes, *b.net.notes))
 
     def cut(self, batch: PairedBatch, fits: bool) -> Iterator[PairedBatch]:
@@ -392,6 +404,6 @@ class ComparisonRun:
         hashed = zip(self.names, self.sha256, strict=True)
         images = [{"image": os.path.basename(name), "sha256": sha256} for name, sha256 in hashed]
         provenance = {**package_versions(), "a": self.a.provenance, "b": self.b.provenance, "images": images}
-        answer = find_answer(rows, a, b, *only, self.input_change, self.calls.lost, weights.relation)
+        answer = find_answer(rows, a, b, *only, self.input_change, self.calls.lost, weights.relation, self.chance)
         found = Comparison(a, b, tuple(self.names), answer, RowTuple(rows), *only, self.agreement.result(), matrix)
         return replace(found, maps=tuple(self.maps), provenance=provenance, notes=tuple(self.notes))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import os
+import random
 import re
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -13,6 +14,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import lru_cache, partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch._dynamo import list_backends, lookup_backend
@@ -176,6 +178,7 @@ class Side:
         compiled: The backend of `torch.compile` through which the model runs, such as ``inductor``, which True means
             too; False for an eager model. What layers return is then taken from a second program, which is compiled
             from the model with hooks on it.
+        seed: What the random numbers of each pass begin with; None for the random state, as on the other side.
 
     Raises:
         UsageError: interventions in a compiled model, or an ONNX file that shall be compiled.
@@ -185,6 +188,7 @@ class Side:
     autocast: torch.dtype | None = None
     changes: Mapping[Any, Any] | Iterable[tuple[Any, Any]] = ()
     compiled: bool | str | Callable[..., Any] = False
+    seed: int | None = None
 
     def __post_init__(self) -> None:
         if not self.compiled or hasattr(self.net.model, "_compiled_pass"):
@@ -225,6 +229,9 @@ class Side:
         """What surrounds every pass of this side; hooks that look on are put on inside, and see what changes left."""
         with ExitStack() as stack:
             stack.enter_context(torch.no_grad())
+            if self.seed is not None:
+                for begin in (torch.manual_seed, random.seed, np.random.seed):
+                    begin(self.seed)
             if self.autocast is not None:
                 stack.enter_context(torch.autocast(torch.device(self.net.device).type, self.autocast))
             if self.changes:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import torch
@@ -19,6 +21,7 @@ from hookscope.models import dtype_name
 _FEW = 4  # channels whose order is said
 _SIMPLE = (bool, int, float, str, tuple, type(None))  # an argument of a layer that can be compared and shown
 _RESET = "{} holds the values of a new layer: load them, or measure lost running statistics by images in training mode."
+_OF_BATCH = "Call eval() on {}, and do not set track_running_stats=False: training uses the batch, use does not."
 _CONVERTED = "Look where B was converted or saved, or load this layer of A into B and compare again."
 _MAPPED = "Check how the names in the checkpoint of B were mapped to layers."
 _AXES = {  # of a weight, by what its layer computes
@@ -71,7 +74,7 @@ class Weights:
             sums.add(one[1], two[1], (0,))
         return sums.apart if sums.values else None
 
-    def relation(self, pair: Pair | PairedCall) -> tuple[str, str, str]:
+    def relation(self, pair: PairedCall) -> tuple[str, str, str]:
         """The names of what differs where no layer but a block or the model holds it, what it is in B, and advice.
 
         Such as ``B's weight is A's times 10``; empty if it is not known. Of equal tensors it names the arguments of the
@@ -101,19 +104,29 @@ class Weights:
         said = " and ".join(f"{side}'s {names} {it}" for (side, it, _), names in known.items())
         if not said and own and len(changed) < len(a) and any(name in held[0][0] for name in changed):
             said = f"only its {_joined(changed)}"
-        return place, said or ("" if changed else self._arguments(pair)), next((it[2] for it in known), "")
+        if not said and not changed:
+            return (place, *self._arguments(pair))
+        return place, said, next((it[2] for it in known), "")
 
-    def _arguments(self, pair: Pair | PairedCall) -> str:
-        """The arguments in which two layers of one class differ, such as ``eps is 1e-05 in A and 0.1 in B``."""
+    def _arguments(self, pair: PairedCall) -> tuple[str, str]:
+        """The arguments in which two layers of one class differ, or whose statistics BatchNorms use; and advice."""
         a, b = (side.get(call.name) for side, call in zip(self._modules, (pair.a, pair.b), strict=True))
-        if a is None or b is None or type(a) is not type(b) or not is_leaf(a):
-            return ""
+        if a is None or b is None or not is_leaf(a):
+            return "", ""
+        layers = ((pair.a, a, "A"), (pair.b, b, "B"))
+        norms = {functions_of(of.type)[0] == "batchnorm" and _mixes(it, pair.shape_a): side for of, it, side in layers}
+        if norms.keys() == {True, False}:
+            words = f"it uses the statistics of the batch in {norms[True]}, and running statistics in {norms[False]}"
+            return words, _OF_BATCH.format(norms[True])
+        if type(a) is not type(b):
+            return "", ""
         one, two = (
             {key: value for key, value in vars(layer).items() if key[0] != "_" and isinstance(value, _SIMPLE)}
             for layer in (a, b)
         )
         names = [name for name in one.keys() & two.keys() if one[name] != two[name]]
-        return " and ".join(f"{name} is {one[name]} in A and {two[name]} in B" for name in sorted(names))
+        words = " and ".join(f"{name} is {one[name]} in A and {two[name]} in B" for name in sorted(names))
+        return f"its {words}" if words else "", ""
 
     def _other(self, value: Tensor, name: str) -> str:
         """The parameter or buffer of another layer of A that ``value`` equals."""
@@ -138,6 +151,16 @@ def _is_initial(kind: str, name: str, value: Tensor) -> bool:
     """Whether a parameter or statistic of a normalisation is as in a new layer."""
     first = {"weight": 1, "running_var": 1, "bias": 0, "running_mean": 0}.get(name)
     return kind.endswith("norm") and first is not None and bool((value == first).all())
+
+
+def _mixes(layer: nn.Module, shape: object) -> bool | None:
+    """Whether the output of a layer for an image of this shape changes with the other images; None if not known."""
+    with suppress(Exception):  # of a layer that takes other inputs
+        like = next(itertools.chain(layer.parameters(), layer.buffers()), torch.zeros(()))
+        images = torch.randn(4, *shape, generator=torch.Generator().manual_seed(0)).to(like.device, like.dtype)  # type: ignore[misc]
+        one, two = (copy.deepcopy(layer).forward(images[:count])[:2] for count in (2, 4))
+        return not torch.allclose(one, two, rtol=1e-2, atol=1e-2)
+    return None
 
 
 def stored_as(model: nn.Module) -> str:

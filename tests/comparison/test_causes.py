@@ -125,11 +125,12 @@ def poison(norm: nn.BatchNorm2d) -> None:
         (nn.BatchNorm2d.reset_running_stats, "running_mean and running_var are at the initial values; its parameters"),
         (permute, "B's weight, bias, running_mean and running_var are A's with channels permuted."),
         (widen, "with the same parameters; its eps is 1e-05 in A and 0.5 in B."),
+        (nn.BatchNorm2d.train, "it uses the statistics of the batch in B, and running statistics in A."),
         (poison, "1 is the first layer with NaN or Inf in B: 196 values, finite in A; its weights hold them too."),
     ],
 )
 def test_what_happened_to_a_batchnorm_is_said_whole(change: Callable[[nn.BatchNorm2d], None], words: str) -> None:
-    a = seeded(lambda: nn.Sequential(nn.Conv2d(3, 5, 2), nn.BatchNorm2d(5), nn.ReLU()))
+    a = seeded(lambda: nn.Sequential(nn.Conv2d(3, 5, 2), nn.BatchNorm2d(5), nn.ReLU()).eval())
     for value in a[1].state_dict().values():
         if value.dim():
             value.uniform_(0.5, 2)
@@ -138,6 +139,21 @@ def test_what_happened_to_a_batchnorm_is_said_whole(change: Callable[[nn.BatchNo
     found = compare(a, b, torch.randn(4, 3, 8, 8))
     assert words in found.answer.sentence and found.answer.advice
     assert all(pair.relative_l2 is pair.difference.cosine is None for pair in found.calls if pair.difference.nonfinite)
+
+
+def test_dropout_that_is_left_on_is_chance_whatever_it_stands_in() -> None:
+    a = seeded(lambda: nn.Sequential(nn.Conv2d(3, 5, 2), nn.Dropout(), nn.ReLU()).eval())
+    b, state = copy.deepcopy(a), torch.get_rng_state()
+    b[1].train()
+    for one, two, side in ((a, b, "B"), (b, a, "A"), (copy.deepcopy(a)[::2], b, "B")):
+        found = compare(one, two, torch.ones(5, 3, 8, 8))
+        words = f"{side} draws random numbers, so the differences are chance: two passes of {side} differ at "
+        assert found.answer.kind == "chance" and found.answer.sentence.startswith(words)
+    assert ". B has 1 (Dropout), and A does not. " in found.answer.sentence  # of the last two, as operations show it
+    assert found.answer.sentence.endswith(". This is said of the first 4 images.")
+    assert torch.equal(torch.get_rng_state(), state)
+    found = compare(b, b, torch.ones(4, 3, 8, 8))
+    assert found.answer.kind == "same" and found.notes[0].startswith("A draws random numbers: two passes differ by ")
 
 
 def photograph(side: int = 160) -> Image.Image:
