@@ -104,11 +104,13 @@ def forward_error(model: str, inputs: Any, error: Exception) -> InputError:
     asked = f"forward() failed on {shapes or 'its input'}: {describe_error(error)}"
     if cause := _likely_cause(error):
         asked = f"{cause}; {asked}"
-    about_size = None if "type" in str(error) else re.search(r"size|small|shape|divisible|dimension", str(error))
+    about_size = None if "type" in str(error) else re.search(r"size|small|shape|divisible|[dD]imension", str(error))
     about_input = about_size or isinstance(
         error, TypeError | ValueError | LookupError | AttributeError | AssertionError
     )
     advice = ["try another ‹input_size|--input-size›"] if about_size else []
+    if about_size and "ONNXRuntimeError" in str(error):
+        advice = ["give the ‹input_size and batch_size|--input-size and --batch-size› of its export"]
     if "several values" in cause:
         advice = ["give a larger batch"]
     if re.search("type .* should be|same (dtype|device)", str(error)):

@@ -156,6 +156,11 @@ def test_fixed_batches_opsets_and_the_newer_exporter(tmp_path: Path, pictures: T
         torch.testing.assert_close(net(pictures), deployed()(pictures))
     assert [name for name in kept if name not in ("up", "fc", "fc2")] == ["relu", "relu#1", "head.1"]
     assert {tensor.shape[0] for tensor in kept.values()} == {3}  # a fixed batch of one runs image by image
+    net.batch = 2
+    with pytest.raises(
+        InputError, match="it takes batches of 2, and got 3; give a multiple of 2 images with batch_size=2"
+    ):
+        net(pictures)
 
 
 def test_a_file_of_half_precision(tmp_path: Path) -> None:
