@@ -188,8 +188,8 @@ class OnnxModel(nn.Module):
             raise InputError(f"{self._path} does not take this input", exists, "try another ‹input_size|--input-size›")
         if self.batch and len(pictures) % self.batch:
             exists = f"it takes batches of {self.batch}, and got {len(pictures)}"
-            do = f"give a multiple of {self.batch} images with ‹batch_size=|--batch-size ›{self.batch}, or export it with"
-            raise InputError(f"{self._path} has a fixed batch size", exists, f"{do} a dynamic batch axis")
+            do = f"give a multiple of {self.batch} images with ‹batch_size=|--batch-size ›{self.batch}, or export"
+            raise InputError(f"{self._path} has a fixed batch size", exists, f"{do} it with a dynamic batch axis")
         return pictures.movedim(1, -1) if self.channels_last else pictures
 
     def _versions(self) -> list[Any]:
