@@ -193,6 +193,14 @@ def test_a_terminal_has_about_ten_lines_that_name_a_layer_once(found: inspection
     assert lines[2] == "1 error, 1 warning, 10 notes"
     assert lines[3:5] == [" 1  error  conv1: it is wide", " 2  warning  conv1: it is wide"]
     assert [line for line in lines if re.fullmatch(r"    \d more places on the page", line)]
+    carriers = [replace(place(reason=reason), kind="carries-answer")] * 3
+    lines = words_of(replace(found, places=(*carriers, place("note"))))
+    assert [line[:8] for line in lines[3:] if "note" in line or "more" in line] == [
+        " 1  note",
+        " 2  note",
+        " 4  note",
+        "    1 mo",
+    ]
     lines = words_of(replace(found, places=(place(reason="Channel 3 of conv1 is dead."), place(reason="It is wide."))))
     assert lines[3:5] == [" 1  note  Channel 3 of conv1 is dead.", " 2  note  conv1: It is wide."]
     short = replace(place(reason="The head of conv1.2 is wide."), layer="h")

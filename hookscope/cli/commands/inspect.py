@@ -161,6 +161,7 @@ class Inspect(PictureCommand):
 
 
 _MOST_LINES, _LEAST_PLACES = 8, 3  # without the caption
+_CARRIERS = 2  # channels that carry an answer, of one network
 _IMAGES, _CLASSES, _LEAST_SHARE = 3, 3, 0.01  # of the answer
 
 
@@ -193,8 +194,12 @@ def in_words(found: inspection.Inspection, caption: Mapping[str, Any], page: Pag
         severest = next(iter(numbers_by_severity(found.places)), "note")
         verdict = wrapped(severity_counts(found.places) or "no place stands out", page.columns)
         lines += [styled(line, severest, page.colours) if severest != "note" else line for line in verdict]
-    for place in found.places[named:]:
-        begin = f"{shown + 1:>2}  {place.severity}  "
+    carriers = 0
+    for rank, place in enumerate(found.places[named:], named + 1):
+        carriers += place.kind == "carries-answer"
+        if place.kind == "carries-answer" and carriers > _CARRIERS:  # sound networks have many
+            continue
+        begin = f"{rank:>2}  {place.severity}  "
         is_named = re.search(rf"(?<![\w.]){re.escape(place.layer)}(?!\.?\w)", place.reason)
         layer = "" if is_named else printable(place.layer)
         where = f"{shortened([layer], page.columns // 2, page.ellipsis)[0]}: " if layer else ""
