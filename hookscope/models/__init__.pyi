@@ -12,7 +12,7 @@ from .choices import (
     parse_range as parse_range,
     parse_resize as parse_resize,
 )
-from .factories import find_in_source as find_in_source
+from .factories import NUMBERS as NUMBERS, find_in_source as find_in_source
 from .given import given_inputs as given_inputs, takes_inputs as takes_inputs
 from .load import (
     load_model as load_model,

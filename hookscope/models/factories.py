@@ -348,6 +348,10 @@ def _take_pictures(model: nn.Module, model_inputs: Callable[..., Any], where: st
     _run_instead(model, forward)
 
 
+NUMBERS = re.compile("box|coord|landmark|keypoint|offset|regress|^reg$")
+"""What is in the name of an output whose numbers are not scores of classes."""
+
+
 def return_only(model: nn.Module, name: str, what: str) -> None:
     """Make ``model``, called ``what``, return of its tensors only the one with this name or position."""
     own: Any = type(model)
@@ -357,7 +361,9 @@ def return_only(model: nn.Module, name: str, what: str) -> None:
         by_name = dict(zip(map(str, range(len(tensors))), tensors.values(), strict=True)) | tensors
         if name not in by_name:
             raise ModelError(f"{what} has no output '{name}'", f"it returns {listed([*tensors]) or 'no tensor'}")
-        return by_name[name] if by_name[name].dim() < 4 else {"out": by_name[name]}  # as a segmentation calls it
+        if by_name[name].dim() > 3:
+            return {"out": by_name[name]}  # as a segmentation calls it
+        return {name: by_name[name]} if NUMBERS.search(name) else by_name[name]
 
     _run_instead(model, forward)
 

@@ -18,7 +18,7 @@ from hookscope.errors import CategoriesError, InputError, ModelError, OutputNote
 from hookscope.findings import counted, listed
 from hookscope.hooks import AnyModel, as_float, ending_of, evaluating, output_of, shape_of, tensors_in
 from hookscope.images import as_picture, list_pictures
-from hookscope.models import as_loaded, detections_in, given_inputs, model_errors_as_input_errors
+from hookscope.models import NUMBERS, as_loaded, detections_in, given_inputs, model_errors_as_input_errors
 from hookscope.scores.target import ClassNames, Target, class_label
 
 LIKE = 0.5  # correlation of each channel with the input, above which an output is an image and not scores
@@ -28,7 +28,10 @@ _ROUNDING = 5e-3  # of a sum of probabilities in half precision
 _LOGITS = ("out", "logits")  # as torchvision and transformers call them
 _MOST_NUMBERS = 16  # an output of more values is not a list that a person reads
 _EMBEDDINGS = ("image_embeds", "pooler_output")
-_SCORES, _FEATURES = re.compile("logit|score|class|prob|pred|label"), re.compile("embed|feat|hidden|pool|proj|latent")
+_SCORES, _FEATURES = (
+    re.compile("logit|score|class|cls|prob|pred|label"),
+    re.compile("embed|feat|hidden|pool|proj|latent"),
+)
 _BOXES = "boxes, labels and scores of objects"
 _GIVES = {"detection": _BOXES, "batched_detection": _BOXES, "optical_flow": "the flow of pixels"}
 EXPLAIN_SIMILARITY = "explain the similarity to another image: ‹SimilarityTarget|--similar-to IMAGE›"
@@ -179,7 +182,7 @@ def _most_like_scores(tensors: Mapping[str, Tensor], notes: list[str]) -> Tensor
 
     def rank(name: str) -> tuple[bool, ...]:
         ends = ending_of(tensors[name]) is not None or is_distribution(tensors[name])
-        words = not _SCORES.search(name.lower()), bool(_FEATURES.search(name.lower()))
+        words = not _SCORES.search(name.lower()), any(words.search(name.lower()) for words in (_FEATURES, NUMBERS))
         return not ends, *words, name.isdecimal() and tensors[name].shape[1] < 2
 
     first, ranked = next(iter(tensors), ""), sorted(_vectors(tensors), key=rank)
@@ -214,6 +217,11 @@ def is_distribution(output: Tensor) -> bool:
     values = output.detach().float()
     between = (values > 0) & (values < 1)  # a sure softmax rounds to 1
     return bool((values >= 0).all() and between.any() and ((values.sum(1) - 1).abs() < _ROUNDING).all())
+
+
+def _says_numbers(output: Any) -> bool:
+    """Whether the name of the only output says that it holds numbers such as a box, no scores."""
+    return isinstance(output, Mapping) and len(output) == 1 and bool(NUMBERS.search(next(iter(output))))
 
 
 def embeddings(output: Any) -> list[Tensor]:
@@ -262,7 +270,7 @@ def without_scores(output: Any, family: str, what: str = "the model") -> str:
         class_scores(output, what)
     except ModelError as error:
         return error.asked
-    return ""
+    return f"{what} gives {described(output)}, no score for each class" if _says_numbers(output) else ""
 
 
 def check_categories(categories: Sequence[str], classes: int, what: str = "the model") -> None:
@@ -362,6 +370,8 @@ def predict(net: AnyModel, images: Any, target: Any = "top:5", categories: Class
 
 def _classes_or_numbers(output: Any, what: str, names: ClassNames, wanted: Target) -> list[Score]:
     """The classes of one image; of an output without a score for each class its numbers."""
+    if _says_numbers(output) and wanted.has_top and (numbers := output_numbers(output)):
+        return numbers
     try:
         scores = one_picture(class_scores(output, what))
     except ModelError:

@@ -132,8 +132,9 @@ def _row(scores: Tensor) -> Tensor:
         (lambda scores: scores[:, :1], ["output"], 0),
         (lambda scores: scores, ["output 0", "output 1", "output 2"], 3),
         (lambda scores: {"age": scores[:, :1], "at": scores[:, 1:]}, ["age", "at 0", "at 1"], 0),
+        (lambda scores: {"box": scores}, ["box 0", "box 1", "box 2"], 0),
     ],
-    ids=["vector", "one", "three", "named"],
+    ids=["vector", "one", "three", "named", "box"],
 )
 @pytest.mark.filterwarnings("ignore::hookscope.errors.OutputNote")
 def test_a_short_output_is_told_as_numbers_in_their_order(change: Any, names: list[str], classes: int) -> None:

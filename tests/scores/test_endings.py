@@ -17,7 +17,7 @@ from hookscope.faithfulness import measure_faithfulness
 from hookscope.hooks import capture, ending_of, output_of
 from hookscope.interventions import ablate_each
 from hookscope.models import load_model
-from hookscope.scores import class_scores, predictions, probabilities
+from hookscope.scores import class_scores, predict, predictions, probabilities
 from hookscope.scores.target import Target
 from tests.exports import to_onnx, to_pt2
 from tests.nets import Function
@@ -164,6 +164,10 @@ def test_an_output_is_chosen_by_name_or_position(tmp_path: Path) -> None:
         net = load_model(f"{tmp_path}/two.py:Two", seed=4, model_output=name)
         assert torch.equal(net.model(x), whole["second"])
     assert type(net.model).__name__ == "Two"
+    (tmp_path / "box.py").write_text(NETS.replace("second", "pred_box"))
+    net = load_model(f"{tmp_path}/box.py:Two", seed=4, model_output="pred_box")  # no classes, so that its name says so
+    assert torch.equal(net.model(x)["pred_box"], whole["second"])
+    assert [row.probability for row in predict(net, x)] == [None] * 3
     with pytest.raises(ModelError, match=r"has no output 'third'; it returns first, second"):
         load_model(f"{tmp_path}/two.py:Two", model_output="third").model(x)
 
