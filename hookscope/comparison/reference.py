@@ -34,6 +34,7 @@ _LEFT, _CHANNEL, _MIXED, _VARIES, _SAME, _SURE, _OTHER = (
 )
 _LEAST_IMAGES = 8  # of a reference: fewer do not say how far images differ
 _FEW_IMAGES = 4  # fewer do not say how far they differ
+_SKETCHED = 1.7  # times too far or too near two sketches may be: 96 of 100 are not
 _FLOOR = 0.01  # of the standard deviation of a layer: rounding moves a constant channel that far
 _MANY_IMAGES = 48  # of a reference: three for each mixture, so that the covariance is known
 _LEAST_VARIANCE = 1e-3  # of the mean variance of the mixtures: rounding moves constant mixtures
@@ -229,7 +230,8 @@ def _other_held(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[C
     for name, a, b in both:
         layer, _, own = name.rpartition(".")
         times, number = far.get(name, 0.0) if usual <= 1 else 0.0, "weights"
-        said = f"{f'its {own}' if layer else 'it'} differs from the reference by about {times * _OTHER:.0%}"
+        low, high = times * _OTHER / _SKETCHED, times * _OTHER * _SKETCHED
+        said = f"{f'its {own}' if layer else 'it'} differs from the reference by {low:.0%} to {high:.0%}"
         if isinstance(a, str) and a != b and own != "inplace":  # which changes no value
             times, number, said = 1.01, "settings", f"its {own} is {b}, and {a} in the reference"  # alone it is a note
         if times > 1 and (number == "settings" or times > 5 * usual):
