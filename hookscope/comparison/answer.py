@@ -334,10 +334,10 @@ def _layer(facts: _AnswerFacts) -> tuple[str, str, str]:
         types = f"; {first.b.key} of B does the work of several layers of A"
         if not special:
             advice = "Compare its weights and arguments with A's: a BatchNorm may be folded wrongly."
-    _, arguments, remedy = ("", "", "") if special else facts.relation(first)
+    arguments = "" if special else facts.relation(first)[1]
     parameters = ", with the same parameters" if first.parameters == 0 else ""
     if arguments:
-        types, advice = f"; {arguments}", remedy or "Give both layers the same arguments."
+        types, advice = f"; {arguments}", "Give both layers the same arguments and the same mode: train() or eval()."
     alone = f", {first.isolated_l2:.2g} on the same inputs" if first.is_beyond_noise(first.isolated_l2) else ""
     return "layer", f"{because}{facts.where}{alone}{parameters}{types}", advice
 

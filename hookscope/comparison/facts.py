@@ -204,8 +204,7 @@ class Answer(Shown):
     Attributes:
         kind: What is behind it, as far as the numbers show: ``same`` (to the bit), ``noise`` (at most ten
             times the noise), ``nonfinite``, ``input``, ``models`` (two models), ``parameters``, ``buffers``,
-            ``precision``, ``chance`` (of random numbers), ``unpaired`` (a call without a partner), or ``layer`` (none
-            of these).
+            ``precision``, ``chance``, ``unpaired`` (a call without a partner), or ``layer`` (none of these).
         first: Key of the first pair with NaN or Inf on one side only, else of the first that differs beyond the noise;
             empty if none does.
         most: Key of the pair that adds most difference; empty if none adds any.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import hashlib
 import os
-import random
 import re
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -14,7 +13,6 @@ from dataclasses import asdict, dataclass, replace
 from functools import lru_cache, partial
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch._dynamo import list_backends, lookup_backend
@@ -230,8 +228,7 @@ class Side:
         with ExitStack() as stack:
             stack.enter_context(torch.no_grad())
             if self.seed is not None:
-                for begin in (torch.manual_seed, random.seed, np.random.seed):
-                    begin(self.seed)
+                torch.manual_seed(self.seed)
             if self.autocast is not None:
                 stack.enter_context(torch.autocast(torch.device(self.net.device).type, self.autocast))
             if self.changes:

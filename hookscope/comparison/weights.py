@@ -21,7 +21,6 @@ from hookscope.models import dtype_name
 _FEW = 4  # channels whose order is said
 _SIMPLE = (bool, int, float, str, tuple, type(None))  # an argument of a layer that can be compared and shown
 _RESET = "{} holds the values of a new layer: load them, or measure lost running statistics by images in training mode."
-_OF_BATCH = "Call eval() on {}, and do not set track_running_stats=False: training uses the batch, use does not."
 _CONVERTED = "Look where B was converted or saved, or load this layer of A into B and compare again."
 _MAPPED = "Check how the names in the checkpoint of B were mapped to layers."
 _AXES = {  # of a weight, by what its layer computes
@@ -104,29 +103,26 @@ class Weights:
         said = " and ".join(f"{side}'s {names} {it}" for (side, it, _), names in known.items())
         if not said and own and len(changed) < len(a) and any(name in held[0][0] for name in changed):
             said = f"only its {_joined(changed)}"
-        if not said and not changed:
-            return (place, *self._arguments(pair))
-        return place, said, next((it[2] for it in known), "")
+        return place, said or ("" if changed else self._arguments(pair)), next((it[2] for it in known), "")
 
-    def _arguments(self, pair: PairedCall) -> tuple[str, str]:
-        """The arguments in which two layers of one class differ, or whose statistics BatchNorms use; and advice."""
+    def _arguments(self, pair: PairedCall) -> str:
+        """Whose statistics two BatchNorms use, or the arguments in which two layers of one class differ."""
         a, b = (side.get(call.name) for side, call in zip(self._modules, (pair.a, pair.b), strict=True))
         if a is None or b is None or not is_leaf(a):
-            return "", ""
+            return ""
         layers = ((pair.a, a, "A"), (pair.b, b, "B"))
         norms = {functions_of(of.type)[0] == "batchnorm" and _mixes(it, pair.shape_a): side for of, it, side in layers}
         if norms.keys() == {True, False}:
-            words = f"it uses the statistics of the batch in {norms[True]}, and running statistics in {norms[False]}"
-            return words, _OF_BATCH.format(norms[True])
+            return f"it uses the statistics of the batch in {norms[True]}, and running statistics in {norms[False]}"
         if type(a) is not type(b):
-            return "", ""
+            return ""
         one, two = (
             {key: value for key, value in vars(layer).items() if key[0] != "_" and isinstance(value, _SIMPLE)}
             for layer in (a, b)
         )
         names = [name for name in one.keys() & two.keys() if one[name] != two[name]]
         words = " and ".join(f"{name} is {one[name]} in A and {two[name]} in B" for name in sorted(names))
-        return f"its {words}" if words else "", ""
+        return f"its {words}" if words else ""
 
     def _other(self, value: Tensor, name: str) -> str:
         """The parameter or buffer of another layer of A that ``value`` equals."""

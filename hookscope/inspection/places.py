@@ -98,9 +98,8 @@ class _Cause:
 def find_places(evidence: InspectionEvidence) -> tuple[Place, ...]:
     """At most twelve places to look at, the most important first.
 
-    First of all come random weights and outputs, then what a reference shows. Findings follow by severity, then by how
-    many times they exceed what is usual, then in order of execution. What follows from a broken layer is reported with
-    that layer.
+    First come random weights and outputs, then what a reference shows. Findings follow by severity, then by how many
+    times they exceed what is usual, then in order of execution. What follows from a broken layer is told with it.
     """
     findings = [*network_findings(evidence), *_unusual(evidence)]
     whole = {name: [each for each in findings if each.finding == name] for name in _OF_ALL}

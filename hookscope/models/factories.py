@@ -33,6 +33,7 @@ from hookscope.models.run import build_errors_as_model_errors, quiet_and_seeded
 from hookscope.models.transforms import OwnTransforms, Transforms
 
 # Names in a file that are not factories: what `_declared` reads, and what starts a script.
+NUMBERS = re.compile("box|coord|landmark|keypoint|offset|regress|^reg$")  # in the name of an output without scores
 _NOT_FACTORIES = ("input_size", "preprocess", "model_inputs", "main")
 _LONGEST_SIGNATURE = 200
 _EXAMPLES = {"int": 8, "float": 0.5, "str": "name", "bool": True, "list": [8, 8], "tuple": (8, 8), "dict": {}}
@@ -348,10 +349,6 @@ def _take_pictures(model: nn.Module, model_inputs: Callable[..., Any], where: st
     _run_instead(model, forward)
 
 
-NUMBERS = re.compile("box|coord|landmark|keypoint|offset|regress|^reg$")
-"""What is in the name of an output whose numbers are not scores of classes."""
-
-
 def return_only(model: nn.Module, name: str, what: str) -> None:
     """Make ``model``, called ``what``, return of its tensors only the one with this name or position."""
     own: Any = type(model)
@@ -361,9 +358,8 @@ def return_only(model: nn.Module, name: str, what: str) -> None:
         by_name = dict(zip(map(str, range(len(tensors))), tensors.values(), strict=True)) | tensors
         if name not in by_name:
             raise ModelError(f"{what} has no output '{name}'", f"it returns {listed([*tensors]) or 'no tensor'}")
-        if by_name[name].dim() > 3:
-            return {"out": by_name[name]}  # as a segmentation calls it
-        return {name: by_name[name]} if NUMBERS.search(name) else by_name[name]
+        key = "out" if by_name[name].dim() > 3 else name if NUMBERS.search(name) else ""  # as a segmentation calls it
+        return {key: by_name[name]} if key else by_name[name]
 
     _run_instead(model, forward)
 

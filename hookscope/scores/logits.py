@@ -28,10 +28,7 @@ _ROUNDING = 5e-3  # of a sum of probabilities in half precision
 _LOGITS = ("out", "logits")  # as torchvision and transformers call them
 _MOST_NUMBERS = 16  # an output of more values is not a list that a person reads
 _EMBEDDINGS = ("image_embeds", "pooler_output")
-_SCORES, _FEATURES = (
-    re.compile("logit|score|class|cls|prob|pred|label"),
-    re.compile("embed|feat|hidden|pool|proj|latent"),
-)
+_SCORES, _FEATURES = re.compile("logit|score|class|prob|pred|label"), re.compile("embed|feat|hidden|pool|proj|latent")
 _BOXES = "boxes, labels and scores of objects"
 _GIVES = {"detection": _BOXES, "batched_detection": _BOXES, "optical_flow": "the flow of pixels"}
 EXPLAIN_SIMILARITY = "explain the similarity to another image: ‹SimilarityTarget|--similar-to IMAGE›"
