@@ -973,11 +973,7 @@ _warning(
         "zeros": Case(
             "Nearly all weights of the layer are 0. Other layers have far fewer zeros.",
             "Prune less of this layer, or check that it was loaded completely.",
-        ),
-        "all": _as_note(
-            "Most weights have few different values, as after quantisation to a few bits.",
-            "If that was not meant, compare them with the checkpoint.",
-        ),
+        )
     },
 )
 _note(

@@ -98,7 +98,7 @@ def _biases(model: nn.Module) -> Iterator[Finding]:
 
 
 def _rounded(model: nn.Module) -> Iterator[Finding]:
-    """The few weights with a handful of different values, or nearly all 0, where others have not; or most weights."""
+    """The few weights with a handful of different values, or nearly all 0, in a network that has others elsewhere."""
     large = {name: each for name, each in _learning(model) if each.dim() > 1 and each.numel() >= _FEW_ROUNDED}
     kind, some = CATALOGUE["rounded-weights"], 8 * int(_FEW_ROUNDED)
     different = {name: len(values.flatten()[:some].unique()) for name, values in large.items()}
@@ -110,10 +110,6 @@ def _rounded(model: nn.Module) -> Iterator[Finding]:
         for name in (name for name in rounded if name not in pruned):
             text = f"its {large[name].numel():,} weights have only {different[name]} different values"
             yield kind.finding(name, text, numbers={"values": different[name]})
-    else:
-        most = max(different[name] for name in rounded)
-        text = f"{len(rounded)} of {counted(len(large), 'layer')} have at most {most} different weights"
-        yield kind.finding("", text, "all", numbers={"values": most})
     if len(pruned) * _FEW_OTHERS <= len(large) and np.median([*zeros.values(), 1.0]) < _PRUNED / 2:
         for name in pruned:
             text = f"{percent(zeros[name])} of its {large[name].numel():,} weights are zero, as after pruning"
