@@ -43,7 +43,6 @@ class _AnswerFacts:
     input_change: InputChange
     lost: Mapping[str, LostCalls]
     relation: Callable[[PairedCall], tuple[str, str, str]]
-    chance: Mapping[str, Mapping[str, float]]
 
     @cached_property
     def trained(self) -> list[PairedCall]:
@@ -106,20 +105,17 @@ def find_answer(
     input_change: InputChange | None = None,
     lost: Mapping[str, LostCalls] = {},
     relation: Callable[[PairedCall], tuple[str, str, str]] = lambda pair: ("", "", ""),
-    chance: Mapping[str, Mapping[str, float]] = {},
 ) -> Answer:
     """Where the sides part: the first cause that the numbers show, before the difference that follows from it.
 
     ``lost`` has, for the key of a call of A, the calls of both sides without a partner through which its inputs came.
     ``relation`` says of a pair what its parameters, buffers and arguments are in B, as `Weights.relation` does.
-    ``chance`` says of each side that draws random numbers how far two passes of it are apart, by key of the pair.
     """
     differing = [pair for pair in calls if pair.differs]
     if not differing:
         return _equal(calls, [*unpaired_a, *unpaired_b])
     first = next((pair for pair in differing if _nonfinite(pair)), differing[0])
-    change = input_change or InputChange()
-    facts = _AnswerFacts(calls, first, a, b, unpaired_a, unpaired_b, change, lost, relation, chance)
+    facts = _AnswerFacts(calls, first, a, b, unpaired_a, unpaired_b, input_change or InputChange(), lost, relation)
     if facts.rounding and not _nonfinite(first):  # rounding hides no other cause
         facts = replace(facts, first=next((pair for pair in differing if facts.is_more_than_rounding(pair)), first))
     kind, sentence, advice = next(answer for cause in _CAUSES if (answer := cause(facts)))
@@ -273,17 +269,6 @@ def _steps(facts: _AnswerFacts) -> tuple[str, str, str] | None:
     return "precision", f"{words}: {lost}", "Calibrate its scale and zero point again, or leave it in float."
 
 
-def _chance(facts: _AnswerFacts) -> tuple[str, str, str] | None:
-    """Random numbers that change the output of a side from pass to pass about as much as the sides differ."""
-    first, keys = facts.first, {"A": facts.first.key, "B": facts.first.key_b}
-    own, side = max(((apart.get(keys[side], 0.0), side) for side, apart in facts.chance.items()), default=(0.0, ""))
-    if not own > _relative(first) / 2:
-        return None
-    words = f"{side} draws random numbers, so the differences are chance: two passes of {side} differ at {_name(first)}"
-    words += f" by relative L2 {own:.2g}. {(_unpaired(facts) or _layer(facts))[1]}"
-    return "chance", words, f"Call eval() on {side}, and give F.dropout training=self.training."
-
-
 def _unpaired(facts: _AnswerFacts) -> tuple[str, str, str] | None:
     """Calls without a partner from which the inputs of the first pair that differs came.
 
@@ -342,7 +327,7 @@ def _layer(facts: _AnswerFacts) -> tuple[str, str, str]:
     return "layer", f"{because}{facts.where}{alone}{parameters}{types}", advice
 
 
-_CAUSES = (_not_finite, _agreeing, _models, _input, _parameters, _rounding, _steps, _chance, _unpaired, _layer)
+_CAUSES = (_not_finite, _agreeing, _models, _input, _parameters, _rounding, _steps, _unpaired, _layer)
 
 
 def _nonfinite(pair: PairedCall) -> int:

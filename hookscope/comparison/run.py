@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
@@ -94,7 +95,7 @@ def is_unexplained(found: Comparison) -> bool:
     """Whether the answer names a layer that gives the same on the same inputs, or one that could not run alone."""
     first = next((pair for pair in found.calls if pair.key == found.answer.first), None)
     no_layer = found.answer.kind == "nonfinite" and first is not None and first.a.name == MODEL
-    if first is None or not (no_layer or found.answer.kind in ("layer", "unpaired", "chance")):
+    if first is None or not (no_layer or found.answer.kind in ("layer", "unpaired")):
         return False
     return not first.is_beyond_noise(first.isolated_l2)
 
@@ -115,6 +116,19 @@ def with_operations(found: Comparison, again: Comparison) -> Comparison:
     if len(found.names) > len(again.names):
         answer = replace(answer, sentence=f"{answer.sentence} This is said of the first {len(again.names)} images.")
     return replace(found, answer=replace(answer, same_before=same), calls=RowTuple(rows))
+
+
+def with_chance(found: Comparison, side: str, own: Comparison) -> Comparison:
+    """``found``, which says how far two passes of a side differ, compared in ``own``, and if it explains the answer."""
+    passes = f"{side} draws random numbers: two passes differ by relative L2"
+    first = next((pair for pair in found.calls if pair.key == found.answer.first), None)
+    apart = {pair.key: pair.relative_l2 or 0.0 for pair in own.calls if pair.differs}
+    noise = apart.get(first.key if side == "A" else first.key_b, 0.0) if first else 0.0
+    if found.answer.kind in ("layer", "unpaired") and first and noise > (first.relative_l2 or math.inf) / 2:
+        sentence = f"{passes} {noise:.2g} at {first.key}, so the differences are chance. {found.answer.sentence}"
+        advice = f"Call eval() on {side}, and give F.dropout training=self.training."
+        return replace(found, answer=replace(found.answer, kind="chance", sentence=sentence, advice=advice))
+    return replace(found, notes=(*found.notes, *(f"{passes} {apart[key]:.2g}" for key in apart if key == MODEL)))
 
 
 @dataclass
@@ -276,13 +290,6 @@ def compare(
         of_b = None if others is None else others[some]
         return compare(*sides, pictures[some], images_b=of_b, names=names, run=quiet, **wanted)
 
-    for name, side, given in zip("AB", sides, (pictures, pictures if others is None else others), strict=True):
-        if name in sums.calls.draws and sides[1].seed is None:
-            some = given[sums.first : sums.first + _LEAST]
-            own = compare(side, replace(side, seed=1), some, types=types, ops=ops, alone=False, run=quiet)
-            if apart := own.calls[-1].relative_l2:
-                sums.notes[f"{name} draws random numbers: two passes differ by relative L2 {apart:.2g}"] = None
-            sums.chance[name] = {pair.key: pair.relative_l2 or 0.0 for pair in own.calls if pair.differs}
     comparison = sums.comparison()
     same = sums.a.net.preprocess == sums.b.net.preprocess or others is not None
     known = same or bool(sums.input_change.words) or isinstance(keep, Selection)  # which draws what was compared
@@ -294,6 +301,11 @@ def compare(
     if layers is None and not (ops or compiled or changed) and is_unexplained(comparison):
         with suppress(HookscopeError):  # what was compared stays compared
             comparison = with_operations(comparison, of_first(_LEAST, ops=True, types=types, alone=alone))
+    for name, side, given in zip("AB", sides, (pictures, pictures if others is None else others), strict=True):
+        if name in sums.calls.draws and sides[1].seed is None:
+            some, seeded = given[sums.first : sums.first + _LEAST], replace(side, seed=1)
+            own = compare(side, seeded, some, types=types, ops=not compiled, alone=False, run=quiet)
+            comparison = with_chance(comparison, name, own)
     if keep is True and (calls := calls_to_draw(comparison)):
         drawn = Selection.of_calls(calls)
         ops = ops or any(OPERATION in call.name for call in calls)
@@ -318,7 +330,6 @@ class ComparisonRun:
         self.agreement = AgreementSums(a.net, b.net, categories)
         self.matrix: CkaSums | None = None
         self.maps: list[ComparedMaps] = []
-        self.chance: dict[str, dict[str, float]] = {}
         self.notes: dict[str, None] = dict.fromkeys((*a.net.notes, *b.net.notes))
 
     def cut(self, batch: PairedBatch, fits: bool) -> Iterator[PairedBatch]:
@@ -404,6 +415,6 @@ class ComparisonRun:
         hashed = zip(self.names, self.sha256, strict=True)
         images = [{"image": os.path.basename(name), "sha256": sha256} for name, sha256 in hashed]
         provenance = {**package_versions(), "a": self.a.provenance, "b": self.b.provenance, "images": images}
-        answer = find_answer(rows, a, b, *only, self.input_change, self.calls.lost, weights.relation, self.chance)
+        answer = find_answer(rows, a, b, *only, self.input_change, self.calls.lost, weights.relation)
         found = Comparison(a, b, tuple(self.names), answer, RowTuple(rows), *only, self.agreement.result(), matrix)
         return replace(found, maps=tuple(self.maps), provenance=provenance, notes=tuple(self.notes))

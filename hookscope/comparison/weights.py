@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -15,7 +14,7 @@ from hookscope.comparison.facts import PairedCall
 from hookscope.comparison.pairing import Pair
 from hookscope.comparison.rows import DifferenceSums
 from hookscope.comparison.side import functions_of
-from hookscope.hooks import MODEL, as_plain, is_leaf
+from hookscope.hooks import MODEL, as_plain, buffers_kept, is_leaf
 from hookscope.models import dtype_name
 
 _FEW = 4  # channels whose order is said
@@ -151,10 +150,10 @@ def _is_initial(kind: str, name: str, value: Tensor) -> bool:
 
 def _mixes(layer: nn.Module, shape: object) -> bool | None:
     """Whether the output of a layer for an image of this shape changes with the other images; None if not known."""
-    with suppress(Exception):  # of a layer that takes other inputs
+    with suppress(Exception), torch.no_grad(), buffers_kept(layer):  # of a layer that takes other inputs
         like = next(itertools.chain(layer.parameters(), layer.buffers()), torch.zeros(()))
-        images = torch.randn(4, *shape, generator=torch.Generator().manual_seed(0)).to(like.device, like.dtype)  # type: ignore[misc]
-        one, two = (copy.deepcopy(layer).forward(images[:count])[:2] for count in (2, 4))
+        images = torch.randn(4, *shape, generator=torch.Generator().manual_seed(0)).to(like)  # type: ignore[misc]
+        one, two = (layer.forward(images[:count])[:2] for count in (2, 4))
         return not torch.allclose(one, two, rtol=1e-2, atol=1e-2)
     return None
 

@@ -47,7 +47,6 @@ _SPREADS = {
     "attention-axis",
 }  # fmt: skip
 """Findings that change what every later layer computes."""
-_OF_ALL = ("random-weights", "random-output")  # what all others may follow from
 _STORED = {"never-updated", "negative-variance"}  # of buffers, which follow from nothing before them
 
 
@@ -102,16 +101,15 @@ def find_places(evidence: InspectionEvidence) -> tuple[Place, ...]:
     times they exceed what is usual, then in order of execution. What follows from a broken layer is told with it.
     """
     findings = [*network_findings(evidence), *_unusual(evidence)]
-    whole = {name: [each for each in findings if each.finding == name] for name in _OF_ALL}
-    random, chance = ([_place(_Cause(-1, each.layer, [each], [])) for each in some] for some in whole.values())
-    causes = _causes(evidence, [finding for finding in findings if finding.finding not in _OF_ALL])
+    random = [_place(_Cause(-1, "", [finding], [])) for finding in findings if finding.finding == "random-weights"]
+    causes = _causes(evidence, [finding for finding in findings if finding.finding != "random-weights"])
     causes.sort(key=lambda cause: (SEVERITIES.index(cause.severity), -_times(cause.main), cause.at))
     places = [_place(cause) for cause in causes]
     severe = [place for place in places if place.severity != "note"]
     notes = [place for place in places if place.severity == "note"][:_MOST_NOTES]
     left = evidence.against.finding if evidence.against else None
     told = [_place(_Cause(-1, left.layer, [left], []))] if left else []  # a reference knows more than any rule
-    entries = [*random, *chance, *told, *severe, *notes]
+    entries = sorted([*random, *told, *severe, *notes], key=lambda place: place.kind != "random-output")
     reported = {(place.layer.removesuffix(".weight"), channel) for place in entries for channel in place.channels or ()}
     # what explains an answer means nothing for random weights
     for spot in [] if random else answer_places(evidence):

@@ -52,7 +52,6 @@ def draw_page(
     the largest share in the answer, and says how many it left out; if not even one fits, there is a WriteError.
     """
     rows = network_rows(inspection)
-    carriers = sum(place.kind == "carries-answer" for place in inspection.places)  # all but four are the last places
     facts = {
         "kind": "Inspection",
         "title": short_name(inspection.model),
@@ -61,7 +60,6 @@ def draw_page(
         "inspection": inspection,
         "images": [_image_view(number, image) for number, image in enumerate(inspection.images)],
         "places": [_place_view(inspection, rows, place) for place in inspection.places],
-        "first_more": len(inspection.places) - max(carriers - 4, 0),
         "total": _sums(inspection.calls),
         "rows": rows,
         "graphs": graph_views(inspection, rows),

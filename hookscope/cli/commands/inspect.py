@@ -161,7 +161,6 @@ class Inspect(PictureCommand):
 
 
 _MOST_LINES, _LEAST_PLACES = 8, 3  # without the caption
-_CARRIERS = 2  # channels that carry an answer, of one network
 _IMAGES, _CLASSES, _LEAST_SHARE = 3, 3, 0.01  # of the answer
 
 
@@ -194,10 +193,9 @@ def in_words(found: inspection.Inspection, caption: Mapping[str, Any], page: Pag
         severest = next(iter(numbers_by_severity(found.places)), "note")
         verdict = wrapped(severity_counts(found.places) or "no place stands out", page.columns)
         lines += [styled(line, severest, page.colours) if severest != "note" else line for line in verdict]
-    carriers = 0
-    for rank, place in enumerate(found.places[named:], named + 1):
-        carriers += place.kind == "carries-answer"
-        if place.kind == "carries-answer" and carriers > _CARRIERS:  # sound networks have many
+    carriers = [rank for rank, place in enumerate(found.places, 1) if place.kind == "carries-answer"]
+    for rank, place in enumerate(found.places, 1):
+        if rank <= named or rank in carriers[2:]:  # sound networks have many
             continue
         begin = f"{rank:>2}  {place.severity}  "
         is_named = re.search(rf"(?<![\w.]){re.escape(place.layer)}(?!\.?\w)", place.reason)
