@@ -128,7 +128,8 @@ def with_chance(found: Comparison, side: str, own: Comparison) -> Comparison:
         sentence = f"{passes} {noise:.2g} at {first.key}, so the differences are chance. {found.answer.sentence}"
         advice = f"Call eval() on {side}, and give F.dropout training=self.training."
         return replace(found, answer=replace(found.answer, kind="chance", sentence=sentence, advice=advice))
-    return replace(found, notes=(*found.notes, *(f"{passes} {apart[key]:.2g}" for key in apart if key == MODEL)))
+    note = f"{passes} {apart.get(MODEL, 0.0):.2g}"
+    return replace(found, notes=(*found.notes, note)) if MODEL in apart and found.answer.kind != "chance" else found
 
 
 @dataclass

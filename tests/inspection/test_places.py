@@ -95,6 +95,16 @@ def test_a_sound_network_has_only_notes(count: int, normalised: Loaded) -> None:
     assert {place.severity for place in places} <= {"note"} and len(places) <= MOST
 
 
+def test_an_answer_that_depends_on_the_batch_comes_before_what_is_larger(normalised: Loaded) -> None:
+    net, inputs = normalised
+    model: Any = copy.deepcopy(net.model)
+    model.features[10].squeeze[0].weight.data *= 30
+    norm = model.features[3].squeeze[1]
+    norm.track_running_stats, norm.running_mean, norm.running_var = False, None, None
+    first, second, *_ = find_places(faults.evidence_of(replace(net, model=model), inputs[:3]))
+    assert (first.kind, first.layer, second.severity) == ("random-output", "features.3.squeeze.1", "warning")
+
+
 def test_a_trained_network_of_imagenet_has_only_notes_of_the_answer(lite: Loaded) -> None:
     found = find_places(faults.evidence_of(lite[0], lite[1][1:2]))  # the slow test has the other images
     assert [place for place in found if place.severity != "note" or place.finding is not None] == []
