@@ -120,6 +120,7 @@ _warning(
     Threshold(
         "slope", 0.02, "mean slope over the steepest; 1 % from a bound it is 4 % for a sigmoid and 2 % for a tanh"
     ),
+    Threshold("flat_slope", 0.1, "chosen: where the loss is flat and nothing else says why"),
     cases={
         "gate": _as_note(
             "A gate near a bound lets its channel through unchanged, or blocks it.",
@@ -317,6 +318,11 @@ _warning(
         "Gradient-to-weight ratio below which a gradient vanishes. At 1e-7, about the epsilon of single precision, a"
         " step at a learning rate of 1 is lost in rounding.",
     ),
+    Threshold(
+        "flat_vanishing",
+        1e-4,
+        "where the loss is flat, for a thousandth of the largest; random weights have 7e-4 or more",
+    ),
     Threshold("learned", 1e-4, "chosen: cross-entropy at a probability of 99.99 %"),
     Threshold("small_scale", 1e-3, "root mean square of a scale; layer scale starts at 1e-6 in ConvNeXt, 1e-4 in CaiT"),
     cases={
@@ -337,6 +343,7 @@ _warning(
             "The loss is almost 0, so this image gives almost no gradient.",
             "Choose ‹loss='score'|--loss score›, or an image that the model gets wrong.",
         ),
+        "flat": Case("The loss does not fall, and almost no gradient arrives at these layers."),
         "untrained": _UNTRAINED,
     },
 )

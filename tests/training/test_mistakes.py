@@ -56,6 +56,14 @@ def perceptron(*last: nn.Module) -> nn.Sequential:
     )
 
 
+def stacked(activation: nn.Module, depth: int, factor: float = 1.0) -> nn.Module:
+    body = [part for _ in range(depth) for part in (nn.Linear(32, 32), activation)]
+    net = nn.Sequential(nn.Flatten(), nn.Linear(144, 32), activation, *body, nn.Linear(32, CLASSES))
+    for parameter in net.parameters():
+        parameter.data *= factor
+    return net
+
+
 def batches(steps: int = 60, size: int = 16) -> Iterator[tuple[Tensor, Tensor]]:
     """Noisy pictures ``(N, 1, 12, 12)`` of zero mean and unit size, and their classes."""
     random = torch.Generator().manual_seed(5)
@@ -369,6 +377,17 @@ PLAIN: dict[str, dict[str, Callable[[], None]]] = {
             loss_of=lambda z, y: F.mse_loss(z, F.one_hot(y, CLASSES).float()),
             spoil=lambda net: nn.init.constant_(net.get_parameter("5.bias"), -30.0),
         ),
+    },
+    "vanishing-gradient": {
+        f"eight_sigmoids_and_{kind.__name__}": plain(
+            lambda: stacked(nn.Sigmoid(), 7), by(kind, lr=rate), lambda x, y: (torch.randn_like(x), y)
+        )
+        for kind, rate in ((SGD, 0.05), (Adam, 1e-3))
+    },
+    "saturated": {
+        "weights_of_a_tanh_net_far_too_large": plain(
+            lambda: stacked(nn.Tanh(), 3, 20.0), sgd(0.003), lambda x, y: (torch.randn_like(x), y)
+        )
     },
     "loss-flat": {"noise_as_pictures": plain(perceptron, sgd(0.003), lambda x, y: (torch.randn_like(x), y))},
 }

@@ -44,7 +44,9 @@ def with_causes(
     if any(finding.finding == "learning-rate-vanishes" for finding in flat):  # which no layer causes
         symptoms = [finding for finding in symptoms if finding.finding not in ("no-update", "update-too-small")]
     if all(finding.severity == "note" for finding in symptoms):  # else the symptoms say why the loss is flat
-        symptoms = [*symptoms, *flat]
+        models = sorted({layer.model for layer in series.layers}) if flat and flat[0].finding == "loss-flat" else []
+        reasons = [finding for model in models for finding in _of_model(model, series, thresholds, is_flat=True)]
+        symptoms = [*symptoms, *reasons, *flat]
     pairs = _causes(run, series, thresholds)
     if any(finding.finding == "dead-layer" for finding in symptoms):  # which is the cause of gradients of 0
         pairs = [(rule, finding) for rule, finding in pairs if "zero_gradients" not in finding.numbers]
@@ -128,6 +130,7 @@ def judge(rule: Rule, context: LayerContext) -> tuple[bool, FindingInterval | No
     """Whether a rule applies to a layer, and from the first to the last long enough series of bad steps, if any."""
     values = rule.measure(context)
     limit = context.thresholds[rule.limit] if isinstance(rule.limit, str) else rule.limit
+    limit = context.thresholds[rule.flat] if context.is_flat else limit
     known = np.flatnonzero(~np.isnan(values))
     bad = values[known] < limit if rule.lowest else values[known] > limit
     patience = context.thresholds["patience"] if rule.patience is None else rule.patience
@@ -228,7 +231,8 @@ def _begins_within(finding: TimedFinding, cause: TimedFinding) -> bool:
     return finding.step >= cause.step and (cause.lasts or finding.step <= cause.last_step)
 
 
-def _of_model(model: int, run: RunSeries, thresholds: Limits) -> Iterator[TimedFinding]:
+def _of_model(model: int, run: RunSeries, thresholds: Limits, is_flat: bool = False) -> Iterator[TimedFinding]:
+    """The findings on the layers of a model; with ``is_flat`` those that tell why its loss stays where it is."""
     layers = [layer for layer in run.layers if layer.model == model]
     by_name: dict[str, LayerSeries] = {}
     for layer in sorted(layers, key=lambda layer: layer.call):
@@ -239,7 +243,8 @@ def _of_model(model: int, run: RunSeries, thresholds: Limits) -> Iterator[TimedF
     for name in REPORT_ORDER["training"]:
         if name in RULES:
             judged_layers = first_calls if RULES[name].of_parameters else layers
-            results = [judge(RULES[name], LayerContext(layer, run, thresholds)) for layer in judged_layers]
+            judged_layers = [] if is_flat and not RULES[name].flat else judged_layers
+            results = [judge(RULES[name], LayerContext(layer, run, thresholds, is_flat)) for layer in judged_layers]
             judged[name] = sum(applies for applies, _ in results)
             intervals[name] = [interval for _, interval in results if interval is not None]
     consequences = _consequences(intervals, first_calls, run, thresholds)
@@ -247,7 +252,7 @@ def _of_model(model: int, run: RunSeries, thresholds: Limits) -> Iterator[TimedF
         own = [interval for interval in intervals[name] if interval not in consequences.get(name, ())]
         for group in grouped(own, thresholds["patience"]):
             after = _consequence_words(group, consequences, thresholds) if name == "dead-layer" else ""
-            yield _finding(RULES[name], group, judged[name], after)
+            yield _finding(RULES[name], group, judged[name], after, "flat" if is_flat else "")
 
 
 def _consequences(
@@ -301,7 +306,7 @@ def _consequence_words(group: Sequence[FindingInterval], consequences: _Interval
     return f"; this explains {', '.join(parts)}" if parts else ""
 
 
-def _finding(rule: Rule, group: Sequence[FindingInterval], judged: int, after: str) -> TimedFinding:
+def _finding(rule: Rule, group: Sequence[FindingInterval], judged: int, after: str, case: str) -> TimedFinding:
     """One finding for layers that began together; ``judged`` layers could have had it."""
     worst = (min if rule.lowest else max)(group, key=lambda interval: interval.value)
     named = {"first": group[0], "last": group[-1], "worst": worst}[rule.named]
@@ -320,7 +325,7 @@ def _finding(rule: Rule, group: Sequence[FindingInterval], judged: int, after: s
     more["numbers"] = {"worst": value, "worst_step": worst.worst_step, "layers": len(group)}
     more["layers"] = tuple(interval.layer.label for interval in group)
     more |= {"model": named.layer.model, "optimizer": named.layer.optimizer}
-    return timed_finding(rule.kind.name, text, when, layer=named.layer.label, **more)
+    return timed_finding(rule.kind.name, text, when, case, named.layer.label, **more)
 
 
 def _values(rule: Rule, named: FindingInterval, begin: int) -> str:

@@ -17,6 +17,7 @@ Array = NDArray[np.float64]
 Mask = NDArray[np.bool_]
 
 _USUAL_GRADIENT = 1e-4  # of the weight's norm; random weights have 7e-4 or more, see GradientThresholds
+_FALL = 1e-3  # over the largest ratio of gradient to weight; CNNs have 7e-3, eight plain linear layers 1.1e-3
 _USUAL_UPDATE = 1e-4  # of the weight's norm; weight decay alone changes a weight by up to 5e-5
 _RARE = 0.005  # share of the values for which a channel of a sound layer may be active
 
@@ -37,6 +38,7 @@ class LayerContext:
     layer: LayerSeries
     run: RunSeries
     thresholds: Limits
+    is_flat: bool = False  # whether the loss ends where it began
 
     def __getitem__(self, metric: str) -> Array:
         return self.layer.values[metric]
@@ -65,6 +67,7 @@ class Rule:
     before: str | None = None  # the next less severe finding, see `add_kind`
     severity: str = ""  # its severity in training, where the kind does not say it
     of_all: str = ""  # the severity where every layer has it, if that is another
+    flat: str = ""  # the name of the threshold where the loss is flat and nothing else says why
     measure: Measure = field(init=False)
 
     def __call__(self, measure: Measure) -> Measure:
@@ -184,9 +187,13 @@ def _slope_words(layer: LayerSeries, at: int) -> str:
     return f"its values are near its bounds: the mean slope is {slope} of the steepest"
 
 
-@Rule(CATALOGUE["saturated"], "activation_std", "slope", _slope_words, lowest=True)
+@Rule(CATALOGUE["saturated"], "activation_std", "slope", _slope_words, lowest=True, flat="flat_slope")
 def _mean_slope(context: LayerContext) -> Array:
-    return _slope(context.layer)
+    """Where the loss is flat, without the output of the model: most targets may be near its bounds."""
+    layer = context.layer
+    behind = (o for o in context.run.layers if o.model == layer.model and o.index > layer.index)
+    has_weights_behind = any((other.values["weight_norm"] > 0).any() for other in behind)
+    return _where(not context.is_flat or has_weights_behind, _slope(layer))
 
 
 def _gradient_words(layer: LayerSeries, at: int) -> str:
@@ -217,12 +224,21 @@ def _large_gradient_ratio(context: LayerContext) -> Array:
     return np.where(overflow, np.inf, np.where(is_long | np.isnan(ratio), ratio, 0.0))
 
 
-@Rule(CATALOGUE["vanishing-gradient"], "gradient_norm", "vanishing", _gradient_words, lowest=True, named="last")
+@Rule(
+    CATALOGUE["vanishing-gradient"], "gradient_norm", "vanishing", _gradient_words, lowest=True, named="last",
+    flat="flat_vanishing",
+)  # fmt: skip
 def _small_gradient_ratio(context: LayerContext) -> Array:
-    """Inf where Adam makes a step of usual length of it; NaN where a weight near 0 scales it down on purpose."""
+    """Inf where Adam makes a step of usual length of it; NaN where a weight near 0 scales it down on purpose.
+
+    Where the loss is flat, Inf unless the ratio is small beside the largest of its model, whatever the optimizer.
+    """
     is_intended = context.run.learned(context.layer) | context.run.scaled_down(context.layer)
-    ratio = _gradient_ratio(context)
-    return _where(~is_intended, np.where(_moves(context, _USUAL_UPDATE) & (ratio > 0), np.inf, ratio))
+    ratio, is_usual = _gradient_ratio(context), _moves(context, _USUAL_UPDATE)
+    if context.is_flat:
+        model = [layer for layer in context.run.layers if layer.model == context.layer.model and not layer.starts_small]
+        is_usual = ratio > _FALL * np.nanmax(np.concatenate([[0.0], *map(gradient_to_weight, model)]))
+    return _where(~is_intended, np.where(is_usual & (ratio > 0), np.inf, ratio))
 
 
 def _no_gradient_words(layer: LayerSeries, at: int) -> str:
