@@ -708,6 +708,10 @@ _warning(
             "Use cross_entropy on logits, or log_softmax; after a sigmoid, logsigmoid or"
             " binary_cross_entropy_with_logits.",
         ),
+        "overlap": _as_error(
+            "Dice and its relatives take probabilities; with other inputs they fall without limit.",
+            "Give sigmoid(output), or softmax(output, dim=1) for several classes.",
+        ),
         "targets": _as_error("This loss takes targets from 0 to 1.", "Give 0 and 1; for classes use cross_entropy."),
         "pairs": _as_error("The outputs all go to the mean of the targets.", "Give both one shape: output.squeeze(1)."),
     },

@@ -43,7 +43,7 @@ def loss_facts(roots: Sequence[Tensor]) -> dict[str, Any]:
     nodes = [root.grad_fn for root in roots]
     facts: dict[str, Any] = {"loss_without_graph": all(node is None for node in nodes)}
     for node in islice(graph_nodes(nodes), _MOST_NODES):
-        facts |= _divergence(node) | _soft_targets(node)
+        facts |= _divergence(node) | _soft_targets(node) | _overlap(node)
         if _name(node) == "Log" and _name(before := _before(node)) in ("Softmax", "Sigmoid"):
             facts["log_input"] = _name(before)
         if "loss_shapes" in facts or ("loss_function" in facts and "target_size" not in facts):
@@ -65,6 +65,25 @@ def _divergence(node: Any) -> dict[str, Any]:
         return {}
     before = _before(product, 1)
     return {"kl_div_input": None if before is None else _name(before)}
+
+
+def _overlap(node: Any) -> dict[str, Any]:
+    """What feeds a Dice loss or the like: a sum over targets of 0 and 1 is divided by a sum over the same input."""
+    parts = [part for part, _ in node.next_functions]
+    if _name(node) != "Div" or len(parts) != 2 or None in parts:
+        return {}
+    over, under = ([*islice(graph_nodes([part]), _MOST_NODES)] for part in parts)
+    for product in (_before(total) for total in over if _name(total) in ("Sum", "Mean")):
+        place = 0 if _saved(product, "other") is not None else 1
+        target = _saved(product, ("other", "self")[place])
+        made = _before(product, place) if _name(product) == "Mul" and target is not None else None
+        squares = (part for part in under if _name(part) == "Pow" or part.next_functions[:1] == part.next_functions[1:])
+        is_bounded = made not in under or any(_before(part) is made for part in squares)  # squares keep it from 0 to 2
+        if target is not None and not is_bounded and ((target == 0) | (target == 1)).all():
+            while _name(made).startswith("Upsample"):  # which keeps the range
+                made = _before(made)
+            return {"overlap_input": _name(made)}
+    return {}
 
 
 def _soft_targets(node: Any) -> dict[str, Any]:

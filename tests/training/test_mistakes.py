@@ -147,6 +147,10 @@ def fading() -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]:
     return lambda x, y: (x / (1 + 0.2 * next(steps)), y)
 
 
+def dice(p: Tensor, targets: Tensor, is_squared: bool = False) -> Tensor:
+    return 1 - ((2 * (targets * p).sum(1) + 1) / (((p * p if is_squared else p) + targets).sum(1) + 1)).mean()
+
+
 def with_equal_weights(net: nn.Module) -> nn.Module:
     for parameter in net.parameters():
         nn.init.constant_(parameter, 0.02)
@@ -299,6 +303,7 @@ PLAIN: dict[str, dict[str, Callable[[], None]]] = {
             lambda x, y: (x, (x[:, 0] > 0).long()),
             lambda z, y: F.nll_loss(F.log_softmax(z, -1), y),
         ),
+        "dice_of_logits": plain(perceptron, by(Adam), loss_of=lambda z, y: dice(z, F.one_hot(y, CLASSES))),
         "labels_of_minus_1": plain(
             perceptron, sgd(0.01), loss_of=lambda z, y: BCE(z, 2 * F.one_hot(y, CLASSES).float() - 1)
         ),
@@ -324,7 +329,7 @@ PLAIN: dict[str, dict[str, Callable[[], None]]] = {
             Convolutional, by(AdamW, lr=1e-3), schedule=lambda optimizer: schedules.StepLR(optimizer, 2)
         ),
         "epochs_given_where_steps_are_counted": plain(
-            perceptron, sgd(0.1), schedule=lambda optimizer: schedules.PolynomialLR(optimizer, 5, power=2)
+            perceptron, sgd(0.1), schedule=lambda optimizer: schedules.PolynomialLR(optimizer, 5, is_squared=True)
         ),
     },
     "optimizer-settings": {
@@ -542,6 +547,8 @@ def soft_loss(sign: float) -> Callable[[Tensor, Tensor], Tensor]:
     [
         (recurrent, F.cross_entropy, {"loss-flat"}),  # it is too small to learn in 60 steps, but not dead
         (perceptron, soft_loss(-1.0), set()),
+        (perceptron, lambda z, y: dice(z.sigmoid(), F.one_hot(y, CLASSES)), set()),
+        (perceptron, lambda z, y: dice(z, F.one_hot(y, CLASSES), is_squared=True), set()),
         (perceptron, soft_loss(1.0), {"loss-maximized"}),
         (perceptron, lambda z, y: F.log_softmax(z, 1).gather(1, y[:, None]).mean(), {"loss-maximized"}),
         (perceptron, lambda z, y: (F.log_softmax(z, 1).gather(1, y[:, None]) * -torch.ones(1)).mean(), set()),

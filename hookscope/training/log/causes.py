@@ -20,6 +20,7 @@ _DRIFT = 2.5  # times the scale of the input
 _ROUNDING, _UNLEARNED = 1e-3, 0.8  # of a loss that cannot pass 0; of the first loss
 _PROBABILITIES = ("Softmax", "Sigmoid")
 _RANGES = {"Sigmoid": (0.0, 1.0), "Softmax": (0.0, 1.0), "Tanh": (-1.0, 1.0), "Relu": (0.0, math.inf)}
+_LINEAR = ("Convolution", "Addmm", "Mm", "Bmm", "NativeBatchNorm", "CudnnBatchNorm")  # whose values have no bounds
 _SUMS_TO_1 = 1.01  # with rounding of half precision
 _FLAT = 0.1  # of the mean of an input: less is hardly an image after mean and std were applied
 _CUTTING = ("Relu", "Hardtanh", "Tanh", "Threshold")
@@ -254,6 +255,9 @@ def _loss_input(now: History) -> Evidence | None:
     if now["log_input"] and now.is_not_finite("loss") and not now.is_not_finite("input_mean"):
         words = f"the loss is NaN or Inf, and it takes the log of the output of {now['log_input'].lower()}"
         return Evidence(words, "logarithm", numbers={"loss_input": now["log_input"]})
+    if (made := now["overlap_input"]) in _LINEAR:
+        words = f"the loss divides an overlap by a sum, as Dice does, and takes the output of {made.lower()} as it is"
+        return Evidence(words, "overlap", numbers={"loss_input": made})
     lowest, highest = now.number("target_lowest"), now.number("target_highest")
     if str(function).startswith("binary_cross_entropy") and (lowest < 0 or highest > 1):
         return Evidence(f"the targets of {function} go from {lowest:.4g} to {highest:.4g}", "targets")
