@@ -656,6 +656,12 @@ _warning(
     },
 )
 _warning(
+    "input-layout",
+    "The columns seem to hold the three colours in turn: an array (N, H, W, 3) was viewed as (N, 3, H, W).",
+    "Use permute(0, 3, 1, 2) in place of view or reshape.",
+    Threshold("period", 0.005, "correlation: six photographs have less than 0 when sound, 0.016 to 0.46 when viewed"),
+)
+_warning(
     "target-constant",
     "The model learns to give every input the same answer.",
     "Look at the labels of the data set. This is expected for contrastive losses that put the positive first.",
@@ -1055,11 +1061,11 @@ _ORDER = {
     "weights": "non-finite negative-variance exploding-weights exploding-variance constant-weights dead-filters"
     " duplicate-filters collapsed-variance never-updated",
     "training": "no-step not-optimized loss-scale gradients-accumulate probabilities-as-logits loss-input"
-    " loss-maximized input-constant target-constant target-scale input-scale optimizer-settings learning-rate-vanishes"
-    " eval-mode batchnorm-small-batch duplicate-filters non-finite loss-flat loss-rises loss-spike dead-layer"
-    " dead-channels constant-output exploding-activations vanishing-activations saturated exploding-gradient"
-    " vanishing-gradient no-gradient no-update update-too-large update-too-small batchnorm-drift frozen few-samples"
-    " watcher-failed",
+    " loss-maximized input-constant input-layout target-constant target-scale input-scale optimizer-settings"
+    " learning-rate-vanishes eval-mode batchnorm-small-batch duplicate-filters non-finite loss-flat loss-rises"
+    " loss-spike dead-layer dead-channels constant-output exploding-activations vanishing-activations saturated"
+    " exploding-gradient vanishing-gradient no-gradient no-update update-too-large update-too-small batchnorm-drift"
+    " frozen few-samples watcher-failed",
     "inspection": "random-weights left-range input-mismatch probabilities-as-scores random-output initial-weights"
     " idle-layer attention-axis unlike-siblings rounded-weights copied-weights unsuited-weights"
     " outlier-layer outlier-weights unordered-positions",

@@ -29,6 +29,7 @@ _REPORTS = (10, 100, 1000, 10_000, 100_000)  # backward passes without a step af
 _MOST_SEARCHES = 3  # for the same parameters: a script may make their optimizer later
 _RARE = 4  # steps around a validation; passes without gradients that come more often are part of the training
 _FIRST, _EQUAL = 3, 1e-5  # steps; of the largest weight: filters that differ by less differ by rounding alone
+_LAGS = 4  # columns apart: in a picture of three channels those that are 3 apart are of one colour only by mistake
 _STOCHASTIC = ("StochasticDepth", "DropPath")
 _EXTREMES = {"min": torch.minimum, "max": torch.maximum, "spread": torch.maximum}  # over the passes of a step
 
@@ -421,6 +422,10 @@ def _input_scalars(value: Tensor) -> dict[str, Tensor]:
     mean = values.mean()
     scalars = {"mean": mean, "std": (values - mean).square().mean().sqrt(), "min": values.amin(), "max": values.amax()}
     scalars["key"] = (values.flatten() * torch.arange(values.numel(), device=values.device)).mean()
+    if values.dim() == 4 and values.shape[1] == 3 and min(values.shape[2:]) > _LAGS:
+        centred = values - mean
+        at = [(centred[..., lag:] * centred[..., :-lag]).mean() for lag in range(1, _LAGS + 1)]
+        scalars["period"] = torch.stack([at[0] / 8, at[2] - at[1], at[2] - at[3]]).amin() / scalars["std"].square()
     if len(values) > 1:
         scalars["spread"] = (values - values[:1]).abs().amax()
     return scalars

@@ -77,11 +77,12 @@ class Monitor(RunProgress):
     ``loss_input_max``, ``kl_div_input``, ``overlap_input`` (of Dice), ``log_input``, ``loss_shapes``; of numbers as
     targets ``target_size``, ``target_lowest``, ``target_highest``; ``input_shape``, ``input_mean``, ``input_std``,
     ``input_min``, ``input_max``, ``input_key`` (the mean weighted by position, which tells inputs apart) and
-    ``input_spread`` (between samples) of the first layer with weights; ``train_mode``, ``modes`` (layers with
-    dropout or BatchNorm), ``eval_modes`` (those in eval mode), ``validation_in_train_mode`` (the step after it) and
-    its ``validation_loss``; ``batchnorm`` with the smallest batch, ``batchnorm_values``, ``batchnorm_samples``. A
-    run without steps has such a line after 10, 100, 1,000... backward passes and at its end, with
-    ``optimizer_steps``, ``weights_changed`` and ``optimizers``.
+    ``input_spread`` (between samples), ``input_period`` (by how much columns are more alike 3 apart than 2 or 4) of
+    the first layer with weights; ``train_mode``, ``modes`` (layers with dropout or BatchNorm), ``eval_modes``
+    (those in eval mode), ``validation_in_train_mode`` (the step after it) and its ``validation_loss``;
+    ``batchnorm`` with the smallest batch, ``batchnorm_values``, ``batchnorm_samples``. A run without steps has such
+    a line after 10, 100, 1,000... backward passes and at its end, with ``optimizer_steps``, ``weights_changed`` and
+    ``optimizers``.
 
     Args:
         model: The only model to watch; None for every model that is called.

@@ -561,6 +561,22 @@ def test_first_states_and_losses_written_by_hand(build: Any, loss_of: Any, found
     assert {finding.finding for finding in findings if finding.severity != "note"} == found
 
 
+@pytest.mark.parametrize(
+    ("is_viewed", "found"), [(True, {"input-layout"}), (False, set[str]())], ids=["viewed", "permuted"]
+)
+def test_colours_that_are_viewed_as_rows(is_viewed: bool, found: set[str]) -> None:
+    def coloured(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        x = F.avg_pool2d(x, 5, 1, 2) * 5
+        pictures = torch.cat([x, x + 0.5 * x.flip(2), x + 0.5 * x.flip(3)], 1)
+        return (pictures.permute(0, 2, 3, 1).reshape(-1, 3, 12, 12) if is_viewed else pictures), y
+
+    with Monitor(every=5) as monitor:
+        plain(
+            lambda: nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(800, 8)), by(Adam), coloured
+        )()
+    assert {finding.finding for finding in monitor.findings if finding.severity != "note"} == found
+
+
 def test_layers_in_a_list_are_held_by_no_optimizer(tmp_path: Path) -> None:
     outside = [nn.Linear(32, 32) for _ in range(2)]
     body, head = nn.Linear(144, 32), nn.Linear(32, CLASSES)

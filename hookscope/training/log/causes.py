@@ -303,6 +303,13 @@ def _input_repeats(now: History) -> Evidence | None:
     return Evidence(f"{words} {own[2]:.6g}", "repeats", numbers={"mean": own[1], "std": own[2]})
 
 
+@Cause(CATALOGUE["input-layout"], explains=("loss-flat",))
+def _input_layout(now: History) -> Evidence | None:
+    period, shape = now.number("input_period"), tuple(now["input_shape"] or ())
+    words = f"columns of the input {shape} are more alike 3 apart than 2 or 4 apart (by {period:.2g} in correlation)"
+    return Evidence(words, numbers={"period": period}) if period > now.limits["period"] else None
+
+
 @Cause(CATALOGUE["target-constant"], explains=("loss-flat",))
 def _target_constant(now: History) -> Evidence | None:
     count, target = now["targets"] or 0, now["target_min"]
