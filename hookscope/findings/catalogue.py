@@ -590,6 +590,10 @@ _warning(
             "Dropout was on, and BatchNorm used and learned the statistics of these batches.",
             "If this is a validation, call model.eval() before it and model.train() after it.",
         ),
+        "functional": Case(
+            "This dropout is on in eval mode too, so each answer is random.",
+            "Give training=self.training to F.dropout.",
+        ),
     },
 )
 _warning(

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.nn.modules.batchnorm import SyncBatchNorm, _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 from torch.optim import Optimizer
@@ -105,6 +106,8 @@ class StepFacts:
         if _differs_in_eval(module):
             self.trained.add(layer.model)
             facts.modes.setdefault(number, {}).setdefault(layer.name, set()).add(module.training)
+        elif _drops_always(module):
+            self.trained.add(layer.model)
         is_own = isinstance(module, _BatchNorm) and not isinstance(module, SyncBatchNorm)  # of this process
         uses_batch = is_own and "InstanceNorm" not in type(module).__name__
         uses_batch = uses_batch and (module.training or module.running_mean is None)
@@ -118,6 +121,8 @@ class StepFacts:
         """A module has returned under no_grad; ``is_between`` a step and the next training pass it may validate."""
         self._now().no_grad[id(module)] = weakref.ref(module)
         step, is_model = self._run.steps, any(model.module() is module for model in self.trained)
+        if is_between and not module.training and _drops_always(module):
+            self._validation["always_drops"] = type(module).__name__
         if is_between and self._measured == step and isinstance(module, nn.modules.loss._Loss):
             self._measured_by = type(module).__name__
         if not is_between or not is_model:
@@ -138,7 +143,7 @@ class StepFacts:
         step, by = self._measured, self._measured_by
         is_rare = min(step - self._measured_before, self._run.steps - step) >= _RARE
         if is_rare and (by or (self._has_loss_function and len(self._optimizers.all) == 1)):
-            self._validation = {"validation_in_train_mode": step, "validation_loss": by or None}
+            self._validation |= {"validation_in_train_mode": step, "validation_loss": by or None}
         return self._validation
 
     def after_loss(self, module: nn.Module, args: tuple[Any, ...]) -> None:
@@ -412,6 +417,16 @@ def _differs_in_eval(module: nn.Module) -> bool:
     if type(module).__name__ in _STOCHASTIC:
         return bool(getattr(module, "p", 0) or getattr(module, "drop_prob", 0))
     return False
+
+
+def _drops_always(module: nn.Module) -> bool:
+    """Whether its forward calls dropout of ``torch.nn.functional`` and says nothing of ``training``."""
+    code, known = (getattr(type(module).forward, name, None) for name in ("__code__", "__globals__"))
+    names = getattr(code, "co_names", ())
+    if not any("dropout" in name and hasattr(F, name) and not hasattr(module, name) for name in names):
+        return False
+    is_torch = "functional" in names or any((known or {}).get(name) is own for name in names for own in (F, F.dropout))
+    return is_torch and not any(word in str((names, code and code.co_consts)) for word in ("training", "True"))
 
 
 def _input_scalars(value: Tensor) -> dict[str, Tensor]:

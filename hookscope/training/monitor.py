@@ -79,10 +79,10 @@ class Monitor(RunProgress):
     ``input_min``, ``input_max``, ``input_key`` (the mean weighted by position, which tells inputs apart) and
     ``input_spread`` (between samples), ``input_period`` (by how much columns are more alike 3 apart than 2 or 4) of
     the first layer with weights; ``train_mode``, ``modes`` (layers with dropout or BatchNorm), ``eval_modes``
-    (those in eval mode), ``validation_in_train_mode`` (the step after it) and its ``validation_loss``;
-    ``batchnorm`` with the smallest batch, ``batchnorm_values``, ``batchnorm_samples``. A run without steps has such
-    a line after 10, 100, 1,000... backward passes and at its end, with ``optimizer_steps``, ``weights_changed`` and
-    ``optimizers``.
+    (those in eval mode), ``validation_in_train_mode`` (the step after it), its ``validation_loss``, ``always_drops``
+    (a class whose dropout is on in eval mode); ``batchnorm`` with the smallest batch, ``batchnorm_values``,
+    ``batchnorm_samples``. A run without steps has such a line after 10, 100, 1,000... backward passes and at its
+    end, with ``optimizer_steps``, ``weights_changed`` and ``optimizers``.
 
     Args:
         model: The only model to watch; None for every model that is called.

@@ -50,6 +50,11 @@ class Convolutional(nn.Module):
         return logits
 
 
+class AlwaysDrops(nn.Sequential):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(F.dropout(x, 0.1))
+
+
 def perceptron(*last: nn.Module) -> nn.Sequential:
     return nn.Sequential(
         nn.Flatten(), nn.Linear(144, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, CLASSES), *last
@@ -329,7 +334,7 @@ PLAIN: dict[str, dict[str, Callable[[], None]]] = {
             Convolutional, by(AdamW, lr=1e-3), schedule=lambda optimizer: schedules.StepLR(optimizer, 2)
         ),
         "epochs_given_where_steps_are_counted": plain(
-            perceptron, sgd(0.1), schedule=lambda optimizer: schedules.PolynomialLR(optimizer, 5, is_squared=True)
+            perceptron, sgd(0.1), schedule=lambda optimizer: schedules.PolynomialLR(optimizer, 5, power=2)
         ),
     },
     "optimizer-settings": {
@@ -420,6 +425,16 @@ def everything_under_no_grad() -> None:
             loss = F.cross_entropy(net(inputs), labels)
         loss.requires_grad_().backward()
         optimizer.step()
+
+
+@mistake("eval-mode")
+def dropout_that_is_always_on() -> None:
+    net = AlwaysDrops(*perceptron())
+    optimizer = sgd(0.1)(net)
+    for _ in range(3):
+        train(net.train(), optimizer, batches(20))
+        with torch.no_grad():
+            net.eval()(FIRST)
 
 
 @mistake("gradients-accumulate")

@@ -389,6 +389,12 @@ def _validation(now: History) -> Evidence | None:
     return Evidence(words, "validation", numbers={"before_step": step}) if step else None
 
 
+@Cause(CATALOGUE["eval-mode"], 1)
+def _always_drops(now: History) -> Evidence | None:
+    words = f"{now['always_drops']} ran in eval mode, and its forward calls dropout of torch.nn.functional without the"
+    return Evidence(f"{words} argument training", "functional") if now["always_drops"] else None
+
+
 @Cause(CATALOGUE["optimizer-settings"], 1, explains=("loss-flat", "learning-rate-vanishes"), precedes=_UNSTABLE)
 def _settings(now: History) -> Evidence | None:
     kind, rate, decay = now["optimizer_type"], now.number("rate"), now.number("weight_decay")
