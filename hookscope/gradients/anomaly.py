@@ -155,6 +155,8 @@ def made_by(tensor: Tensor) -> str:
         if node is None or _is_leaf_node(node):
             return name
         name, last = operation_of_node(node.name()), node
+        if name == "mean" and getattr(node, "_saved_self_sym_numel", None) == 0:
+            return "mean of no value"
         node = _non_finite_parent(node, name, is_nan)
         if node is None and name in _NO_NAN | _MOVES:  # one of several parents brought it: the nearest that made it
             behind = islice(graph_nodes([last]), 1, _MOST_BEHIND)

@@ -15,13 +15,14 @@ from torch.nn.modules.batchnorm import SyncBatchNorm, _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 from torch.optim import Optimizer
 
+from hookscope import gradients  # loaded at the first NaN, as in `stop`
 from hookscope.hooks import as_float, class_names
 from hookscope.training.loss_graph import loss_facts
 from hookscope.training.loss_tap import LossTap
 from hookscope.training.optimizers import BackwardSteps, Optimizers, TrackedOptimizer, parameters_of
 from hookscope.training.output import RunProgress
 from hookscope.training.recorder import OptimizerStep
-from hookscope.training.reductions import FetchedScalars, local, norm
+from hookscope.training.reductions import FetchedScalars, is_finite, local, norm
 from hookscope.training.tracker import Layer, ModelTracker, Pass, TrackedModel, in_memory, own_parameters
 
 _MOST_NAMES = 8  # of layers in one field
@@ -164,6 +165,8 @@ class StepFacts:
         facts.backwards += 1
         if facts.backwards == 1:
             facts.loss |= loss_facts(roots)
+            if bad := [root for root in roots if not is_finite(root)]:
+                facts.loss["made_by"] = gradients.made_by(bad[0])
             self._has_loss_function |= "loss_function" in facts.loss
         for tracked in self._optimizers.all:
             if tracked.steps and tracked.is_due(self._optimizers.every):

@@ -46,6 +46,8 @@ def loss_facts(roots: Sequence[Tensor]) -> dict[str, Any]:
         facts |= _divergence(node) | _soft_targets(node) | _overlap(node)
         if _name(node) == "Log" and _name(before := _before(node)) in ("Softmax", "Sigmoid"):
             facts["log_input"] = _name(before)
+        if _name(node) == "Sqrt" and (root := _saved(node, "result")) is not None and (root == 0).any():
+            facts["made_by"] = "the slope of sqrt at 0"
         if "loss_shapes" in facts or ("loss_function" in facts and "target_size" not in facts):
             continue
         if pairs := _pairs(node):

@@ -388,6 +388,16 @@ PLAIN: dict[str, dict[str, Callable[[], None]]] = {
             spoil=lambda net: nn.init.constant_(net.get_parameter("5.bias"), -30.0),
         ),
     },
+    "non-finite": {
+        "slope_of_a_root_at_0": plain(
+            perceptron,
+            sgd(0.05),
+            loss_of=lambda z, y: F.cross_entropy((z - z.detach()).square().sum(1, True).sqrt() + z, y),
+        ),
+        "mean_of_no_value": plain(
+            perceptron, sgd(0.05), loss_of=lambda z, y: F.cross_entropy(z, y, reduction="none")[y < 0].mean()
+        ),
+    },
     "vanishing-gradient": {
         f"eight_sigmoids_and_{kind.__name__}": plain(
             lambda: stacked(nn.Sigmoid(), 7), by(kind, lr=rate), lambda x, y: (torch.randn_like(x), y)
@@ -537,6 +547,7 @@ def test_a_mistake_is_named_by_its_cause_before_its_symptoms(name: str, between:
     findings = findings_over_time(read_runs(tmp_path / "log")[-1])
     place = next((at for at, finding in enumerate(findings) if finding.finding == MISTAKES[name][1]), 99)
     assert place <= (2 if name == "the_first_batch_again_and_again" else 0), findings  # there it is a note
+    assert MISTAKES[name][1] != "non-finite" or "made by" in findings[0].evidence
     assert "under no_grad" not in findings[0].evidence or "no_grad" in name
 
 

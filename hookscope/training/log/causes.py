@@ -10,6 +10,7 @@ from typing import Any
 
 from hookscope.findings import CATALOGUE, FindingKind, add_kind, counted, listed
 from hookscope.training.log.series import RunSeries
+from hookscope.training.log.summary import NON_FINITE
 
 Facts = Mapping[str, Any]
 
@@ -172,7 +173,7 @@ def _nothing_gets_a_gradient(now: History) -> Evidence | None:
     if (limit <= _CLIPPED or is_tiny) and now["gradients_after_backward"]:
         words = f"{now['clip_function']} with a limit of {limit:g} left a gradient of norm {size:.2g}"
         return Evidence(words, "clipped", numbers={**numbers, "limit": limit})
-    if not _has_no_gradient(now) or (now["targets"] == 0 and now.is_not_finite("loss")):
+    if not _has_no_gradient(now) or (now["with_gradient"] and now.is_not_finite("loss")):
         return None
     if not now["backwards"]:
         words = f"no backward pass ran before the step of {now['optimizer_type']}"
@@ -264,6 +265,15 @@ def _loss_input(now: History) -> Evidence | None:
     if function in ("cross_entropy", "binary_cross_entropy_with_logits") and fed_by in _CUTTING:
         return Evidence(f"{fed_by.lower()} cuts off the logits that go into {function}", numbers=numbers)
     return None
+
+
+@Cause(CATALOGUE["non-finite"], 1, explains=("no-gradient", "loss-flat"))
+def _loss_is_lost(now: History) -> Evidence | None:
+    """The loss alone; else a layer says where the values were first."""
+    columns = (layer.values[name][layer.steps == now["step"]] for layer in now.run.layers for name in NON_FINITE)
+    is_known = now["targets"] == 0 or now["log_input"] or any((column > 0).any() for column in columns)
+    words = f"the loss is NaN or Inf and all layers are finite; made by {now['made_by']}, as far as the graph shows"
+    return Evidence(words) if now["made_by"] and now.is_not_finite("loss") and not is_known else None
 
 
 @Cause(CATALOGUE["loss-maximized"], 1, explains=("loss-rises",), precedes=_UNSTABLE)

@@ -143,7 +143,9 @@ _TRUE_NOTES = ("backward-steps", "compiled", "traced")  # they say how a run was
 _PHASES = dict(zip(("forward", "backward", "weights"), NON_FINITE, strict=True))
 
 
-def nonfinite_findings(run: RunSeries, notes: Sequence[Mapping[str, Any]] = ()) -> list[TimedFinding]:
+def nonfinite_findings(
+    run: RunSeries, notes: Sequence[Mapping[str, Any]] = (), facts: Sequence[Mapping[str, Any]] = ()
+) -> list[TimedFinding]:
     """One finding for each model that computes NaN or Inf that spread, at the layer that has them first.
 
     Within a step, activations come first, in order of execution; then gradients, from the loss backwards; then
@@ -151,7 +153,7 @@ def nonfinite_findings(run: RunSeries, notes: Sequence[Mapping[str, Any]] = ()) 
     """
     stops = [note for note in notes if note.get("note") == "non-finite"]
     before = _step(stops[0]) if stops else math.inf
-    return [*map(note_finding, stops), *(finding for finding in _of_models(run, False) if finding.step < before)]
+    return [*map(note_finding, stops), *(finding for finding in _of_models(run, False, facts) if finding.step < before)]
 
 
 def contained_findings(run: RunSeries) -> list[TimedFinding]:
@@ -159,9 +161,9 @@ def contained_findings(run: RunSeries) -> list[TimedFinding]:
     return _of_models(run, True)
 
 
-def _of_models(run: RunSeries, are_contained: bool) -> list[TimedFinding]:
+def _of_models(run: RunSeries, are_contained: bool, facts: Sequence[Mapping[str, Any]] = ()) -> list[TimedFinding]:
     models = sorted({layer.model for layer in run.layers})
-    return [finding for model in models if (finding := _of_model(model, run, are_contained)) is not None]
+    return [finding for model in models if (finding := _of_model(model, run, are_contained, facts)) is not None]
 
 
 def note_finding(note: Mapping[str, Any]) -> TimedFinding:
@@ -182,7 +184,9 @@ def _step(note: Mapping[str, Any]) -> int:
     return step if isinstance(step, int) else 0
 
 
-def _of_model(model: int, run: RunSeries, are_contained: bool) -> TimedFinding | None:
+def _of_model(
+    model: int, run: RunSeries, are_contained: bool, facts: Sequence[Mapping[str, Any]]
+) -> TimedFinding | None:
     layers = [layer for layer in run.layers if layer.model == model]
     contained = {(layer.optimizer, step) for layer in layers for step in _contained_steps(layer.optimizer, run)}
     bad = {
@@ -201,6 +205,9 @@ def _of_model(model: int, run: RunSeries, are_contained: bool) -> TimedFinding |
     after = [layer for layer in layers if layer.index > source.index and layer.optimizer == source.optimizer]
     nearer = [layer.label for layer in after if (layer.values["gradient_norm"][layer.steps == step] >= 0).any()]
     text += f", and so is the gradient of '{nearer[0]}' after it" if phase == "backward" and nearer else ""
+    of_step = (row for row in facts if (row.get("step"), row.get("optimizer")) == (step, source.optimizer))
+    operation = next((row["made_by"] for row in of_step if row.get("made_by") and phase == "backward"), "")
+    text += f"; made by {operation}, as far as the graph shows" if operation else ""
     text += f"; {counted(len(bad) - 1, 'more layer')} too" if len(bad) > 1 else ""
     loss = run.loss_of(source.optimizer)  # the log writes NaN and Inf as null
     had_loss = np.isfinite(loss.losses[loss.steps < step]).any()
@@ -211,8 +218,13 @@ def _of_model(model: int, run: RunSeries, are_contained: bool) -> TimedFinding |
         text += "; loss, gradients and weights are finite"
     elif finite:
         text += f"; at step {max(finite):,}, sampled before, everything was finite"
-    case = "contained" if are_contained else "operation unknown"
-    numbers = {"phase": phase, "values": _count(source, phase, step), "layers": len(bad)}
+    case = "contained" if are_contained else "" if operation else "operation unknown"
+    numbers = {
+        "phase": phase,
+        "operation": operation or None,
+        "values": _count(source, phase, step),
+        "layers": len(bad),
+    }
     of: dict[str, Any] = {"layers": tuple(bad), "model": model, "optimizer": source.optimizer}
     return timed_finding("non-finite", text, when, case, source.label, numbers=numbers, **of)
 
