@@ -318,11 +318,7 @@ _warning(
         "Gradient-to-weight ratio below which a gradient vanishes. At 1e-7, about the epsilon of single precision, a"
         " step at a learning rate of 1 is lost in rounding.",
     ),
-    Threshold(
-        "flat_vanishing",
-        1e-4,
-        "where the loss is flat, for a thousandth of the largest; random weights have 7e-4 or more",
-    ),
+    Threshold("flat_gradient", 1e-4, "where the loss is flat; random weights have 7e-4 or more"),
     Threshold("learned", 1e-4, "chosen: cross-entropy at a probability of 99.99 %"),
     Threshold("small_scale", 1e-3, "root mean square of a scale; layer scale starts at 1e-6 in ConvNeXt, 1e-4 in CaiT"),
     cases={

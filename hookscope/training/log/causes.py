@@ -415,7 +415,9 @@ def _settings(now: History) -> Evidence | None:
     if rate >= limits["adaptive_rate"] and kind in _ADAPTIVE:
         words = f"{kind} has a learning rate of {rate:g}: each step changes each weight by about as much"
         return Evidence(words, "rate", numbers={"rate": rate})
-    update = statistics.median(_updates(now) or [0.0])
+    layers = [layer for layer in now.run.layers if layer.optimizer == now["optimizer"]]
+    updates = (value for layer in layers for value in layer.values["update_to_weight"][layer.steps == now["step"]])
+    update = statistics.median([float(value) for value in updates if value == value] or [0.0])
     if update > limits["overwriting"]:
         words = f"a step of {kind} changes a weight by {update:.2g} times its norm (median of the layers; learning rate"
         return Evidence(f"{words} {rate:g})", "rate", numbers={"rate": rate, "update": update})
@@ -445,17 +447,6 @@ def _rate_vanishes(now: History) -> Evidence | None:
         words += f" {steps[first]}, and {steps[-1] - steps[first] + 1:,} of {steps[-1] + 1:,} steps came after"
         return Evidence(words, numbers={"rate": rate, "highest": peak})
     return None
-
-
-def _updates(now: History) -> list[float]:
-    """The updates of the layers of this optimizer at this step, over the norms of their weights before it."""
-    values = [
-        float(value)
-        for layer in now.run.layers
-        if layer.optimizer == now["optimizer"] and now["step"] in layer.steps
-        for value in layer.values["update_to_weight"][layer.steps == now["step"]]
-    ]
-    return [value for value in values if not math.isnan(value)]
 
 
 @Cause(CATALOGUE["batchnorm-small-batch"], explains=("loss-flat", "batchnorm-drift"), precedes=_UNSTABLE)

@@ -18,8 +18,8 @@ from hookscope.training.log.causes import CAUSES, Cause, Facts, History
 from hookscope.training.log.file import Run, last_run
 from hookscope.training.log.rules import RULES, LayerContext, Limits, Rule, limits_of
 from hookscope.training.log.run_rules import (
-    contained_findings,
     flat_findings,
+    layers_not_finite,
     loss_findings,
     nonfinite_findings,
     note_finding,
@@ -181,14 +181,14 @@ def findings_over_time(run: Run | StrPath, thresholds: Limits | None = None) -> 
     thresholds = limits_of(thresholds)
     run = last_run(run)
     series = series_of(run)
-    causes = nonfinite_findings(series, run.notes, run.facts)
+    causes = nonfinite_findings(series, run.notes)
     with np.errstate(over="ignore"):  # exploding values may overflow
         models = sorted({layer.model for layer in series.layers})
         findings = [finding for model in models for finding in _of_model(model, series, thresholds)]
     findings = [*loss_findings(series, thresholds), *findings]
     findings = [finding for finding in findings if not any(_begins_within(finding, cause) for cause in causes)]
     notes = [note_finding(note) for note in run.notes if note.get("note") != "non-finite"]
-    findings = [*causes, *contained_findings(series), *findings, *notes]
+    findings = [*causes, *layers_not_finite(series, True), *findings, *notes]
     findings.sort(key=lambda finding: (finding.step if finding.time is None else finding.time, finding.step))
     findings = [_with_severity_of_symptoms(finding, findings, series) for finding in findings]
     findings = with_causes(run, series, thresholds, findings)

@@ -190,10 +190,9 @@ def _slope_words(layer: LayerSeries, at: int) -> str:
 @Rule(CATALOGUE["saturated"], "activation_std", "slope", _slope_words, lowest=True, flat="flat_slope")
 def _mean_slope(context: LayerContext) -> Array:
     """Where the loss is flat, without the output of the model: most targets may be near its bounds."""
-    layer = context.layer
-    behind = (o for o in context.run.layers if o.model == layer.model and o.index > layer.index)
-    has_weights_behind = any((other.values["weight_norm"] > 0).any() for other in behind)
-    return _where(not context.is_flat or has_weights_behind, _slope(layer))
+    layer, layers = context.layer, context.run.layers
+    last = max((o.index for o in layers if o.model == layer.model and (o.values["weight_norm"] > 0).any()), default=0)
+    return _where(not context.is_flat or layer.index < last, _slope(layer))
 
 
 def _gradient_words(layer: LayerSeries, at: int) -> str:
@@ -225,17 +224,13 @@ def _large_gradient_ratio(context: LayerContext) -> Array:
 
 
 @Rule(
-    CATALOGUE["vanishing-gradient"], "gradient_norm", "vanishing", _gradient_words, lowest=True, named="last",
-    flat="flat_vanishing",
-)  # fmt: skip
+    CATALOGUE["vanishing-gradient"], "gradient_norm", "vanishing", _gradient_words, True, "last", flat="flat_gradient"
+)
 def _small_gradient_ratio(context: LayerContext) -> Array:
-    """Inf where Adam makes a step of usual length of it; NaN where a weight near 0 scales it down on purpose.
-
-    Where the loss is flat, Inf unless the ratio is small beside the largest of its model, whatever the optimizer.
-    """
+    """Inf where Adam makes a step of usual length of it; NaN where a weight near 0 scales it down on purpose."""
     is_intended = context.run.learned(context.layer) | context.run.scaled_down(context.layer)
     ratio, is_usual = _gradient_ratio(context), _moves(context, _USUAL_UPDATE)
-    if context.is_flat:
+    if context.is_flat:  # also with Adam: small beside the largest ratio of its model
         model = [layer for layer in context.run.layers if layer.model == context.layer.model and not layer.starts_small]
         is_usual = ratio > _FALL * np.nanmax(np.concatenate([[0.0], *map(gradient_to_weight, model)]))
     return _where(~is_intended, np.where(is_usual & (ratio > 0), np.inf, ratio))

@@ -143,9 +143,7 @@ _TRUE_NOTES = ("backward-steps", "compiled", "traced")  # they say how a run was
 _PHASES = dict(zip(("forward", "backward", "weights"), NON_FINITE, strict=True))
 
 
-def nonfinite_findings(
-    run: RunSeries, notes: Sequence[Mapping[str, Any]] = (), facts: Sequence[Mapping[str, Any]] = ()
-) -> list[TimedFinding]:
+def nonfinite_findings(run: RunSeries, notes: Sequence[Mapping[str, Any]] = ()) -> list[TimedFinding]:
     """One finding for each model that computes NaN or Inf that spread, at the layer that has them first.
 
     Within a step, activations come first, in order of execution; then gradients, from the loss backwards; then
@@ -153,17 +151,13 @@ def nonfinite_findings(
     """
     stops = [note for note in notes if note.get("note") == "non-finite"]
     before = _step(stops[0]) if stops else math.inf
-    return [*map(note_finding, stops), *(finding for finding in _of_models(run, False, facts) if finding.step < before)]
+    return [*map(note_finding, stops), *(finding for finding in layers_not_finite(run, False) if finding.step < before)]
 
 
-def contained_findings(run: RunSeries) -> list[TimedFinding]:
-    """One finding for each model with Inf that do not spread, as in the mask of an attention."""
-    return _of_models(run, True)
-
-
-def _of_models(run: RunSeries, are_contained: bool, facts: Sequence[Mapping[str, Any]] = ()) -> list[TimedFinding]:
+def layers_not_finite(run: RunSeries, are_contained: bool) -> list[TimedFinding]:
+    """One finding for each model with NaN or Inf that spread, or with Inf that do not, as in an attention mask."""
     models = sorted({layer.model for layer in run.layers})
-    return [finding for model in models if (finding := _of_model(model, run, are_contained, facts)) is not None]
+    return [finding for model in models if (finding := _of_model(model, run, are_contained)) is not None]
 
 
 def note_finding(note: Mapping[str, Any]) -> TimedFinding:
@@ -184,9 +178,7 @@ def _step(note: Mapping[str, Any]) -> int:
     return step if isinstance(step, int) else 0
 
 
-def _of_model(
-    model: int, run: RunSeries, are_contained: bool, facts: Sequence[Mapping[str, Any]]
-) -> TimedFinding | None:
+def _of_model(model: int, run: RunSeries, are_contained: bool) -> TimedFinding | None:
     layers = [layer for layer in run.layers if layer.model == model]
     contained = {(layer.optimizer, step) for layer in layers for step in _contained_steps(layer.optimizer, run)}
     bad = {
@@ -205,8 +197,7 @@ def _of_model(
     after = [layer for layer in layers if layer.index > source.index and layer.optimizer == source.optimizer]
     nearer = [layer.label for layer in after if (layer.values["gradient_norm"][layer.steps == step] >= 0).any()]
     text += f", and so is the gradient of '{nearer[0]}' after it" if phase == "backward" and nearer else ""
-    of_step = (row for row in facts if (row.get("step"), row.get("optimizer")) == (step, source.optimizer))
-    operation = next((row["made_by"] for row in of_step if row.get("made_by") and phase == "backward"), "")
+    operation = run.made_by.get((source.optimizer, step)) if phase == "backward" else None
     text += f"; made by {operation}, as far as the graph shows" if operation else ""
     text += f"; {counted(len(bad) - 1, 'more layer')} too" if len(bad) > 1 else ""
     loss = run.loss_of(source.optimizer)  # the log writes NaN and Inf as null
@@ -219,12 +210,7 @@ def _of_model(
     elif finite:
         text += f"; at step {max(finite):,}, sampled before, everything was finite"
     case = "contained" if are_contained else "" if operation else "operation unknown"
-    numbers = {
-        "phase": phase,
-        "operation": operation or None,
-        "values": _count(source, phase, step),
-        "layers": len(bad),
-    }
+    numbers = {"phase": phase, "operation": operation, "values": _count(source, phase, step), "layers": len(bad)}
     of: dict[str, Any] = {"layers": tuple(bad), "model": model, "optimizer": source.optimizer}
     return timed_finding("non-finite", text, when, case, source.label, numbers=numbers, **of)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -88,6 +88,7 @@ class RunSeries:
 
     layers: tuple[LayerSeries, ...] = ()
     losses: tuple[LossSeries, ...] = ()
+    made_by: Mapping[tuple[Any, Any], str] = field(default_factory=dict)  # NaN or Inf, by optimizer and step
 
     def loss_of(self, optimizer: int) -> LossSeries:
         return next(loss for loss in self.losses if loss.optimizer == optimizer)
@@ -183,7 +184,8 @@ def series_of(run: Run) -> RunSeries:
     models, owners = {model for model, _, _ in lines}, _owners(lines)
     layers = [_layer(key, by_optimizer, owners[key[:2]], len(models), steps) for key, by_optimizer in lines.items()]
     layers.sort(key=lambda layer: (layer.model, layer.index))
-    return RunSeries(tuple(layers), tuple(_loss(number, steps[number]) for number in sorted(steps)))
+    made_by = {(row.get("optimizer"), row.get("step")): row["made_by"] for row in run.facts if row.get("made_by")}
+    return RunSeries(tuple(layers), tuple(_loss(number, steps[number]) for number in sorted(steps)), made_by)
 
 
 def _layer(
