@@ -38,8 +38,7 @@ _error(
             " or half precision without loss scaling.",
         ),
         "operation unknown": Case(
-            "",
-            f"{_START} To name the first step, run ‹Monitor(stop_on='non-finite')|watch --stop-on non-finite›.",
+            "", f"{_START} To name the first step, run ‹Monitor(stop_on='non-finite')|watch --stop-on non-finite›."
         ),
         "contained": _as_note(
             "These Inf reach neither the loss nor a gradient.",
@@ -586,10 +585,6 @@ _warning(
             "Dropout was on, and BatchNorm used and learned the statistics of these batches.",
             "If this is a validation, call model.eval() before it and model.train() after it.",
         ),
-        "functional": Case(
-            "This dropout is on in eval mode too, so each answer is random.",
-            "Give training=self.training to F.dropout.",
-        ),
     },
 )
 _warning(
@@ -1041,9 +1036,7 @@ _note(
     "Compare the layer with the checkpoint: it may have been scaled, or come from another model.",
     Threshold("outlier_layer", 12.0, "norm of a filter, over the median of the layers: ten trained networks reach 5.4"),
     Threshold(
-        "alone",
-        5.0,
-        "robust standard deviations of the logarithm, above or below: five trained networks reach 2.4",
+        "alone", 5.0, "robust standard deviations of the logarithm, above or below: five trained networks reach 2.4"
     ),
     Threshold("alone_times", 4.0, "chosen: and this factor, above or below"),
     Threshold("large_bias", 8.0, "chosen: median size of the biases, and over the largest of another layer"),

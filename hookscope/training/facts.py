@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 from torch.nn.modules.batchnorm import SyncBatchNorm, _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 from torch.optim import Optimizer
@@ -31,7 +30,6 @@ _REPORTS = (10, 100, 1000, 10_000, 100_000)  # backward passes without a step af
 _MOST_SEARCHES = 3  # for the same parameters: a script may make their optimizer later
 _RARE = 4  # steps around a validation; passes without gradients that come more often are part of the training
 _FIRST, _EQUAL = 3, 1e-5  # steps; of the largest weight: filters that differ by less differ by rounding alone
-_LAGS = 4  # columns apart: in a picture of three channels those that are 3 apart are of one colour only by mistake
 _STOCHASTIC = ("StochasticDepth", "DropPath")
 _EXTREMES = {"min": torch.minimum, "max": torch.maximum, "spread": torch.maximum}  # over the passes of a step
 
@@ -107,8 +105,6 @@ class StepFacts:
         if _differs_in_eval(module):
             self.trained.add(layer.model)
             facts.modes.setdefault(number, {}).setdefault(layer.name, set()).add(module.training)
-        elif _drops_always(module):
-            self.trained.add(layer.model)
         is_own = isinstance(module, _BatchNorm) and not isinstance(module, SyncBatchNorm)  # of this process
         uses_batch = is_own and "InstanceNorm" not in type(module).__name__
         uses_batch = uses_batch and (module.training or module.running_mean is None)
@@ -122,8 +118,6 @@ class StepFacts:
         """A module has returned under no_grad; ``is_between`` a step and the next training pass it may validate."""
         self._now().no_grad[id(module)] = weakref.ref(module)
         step, is_model = self._run.steps, any(model.module() is module for model in self.trained)
-        if is_between and not module.training and _drops_always(module):
-            self._validation["always_drops"] = type(module).__name__
         if is_between and self._measured == step and isinstance(module, nn.modules.loss._Loss):
             self._measured_by = type(module).__name__
         if not is_between or not is_model:
@@ -144,7 +138,7 @@ class StepFacts:
         step, by = self._measured, self._measured_by
         is_rare = min(step - self._measured_before, self._run.steps - step) >= _RARE
         if is_rare and (by or (self._has_loss_function and len(self._optimizers.all) == 1)):
-            self._validation |= {"validation_in_train_mode": step, "validation_loss": by or None}
+            self._validation = {"validation_in_train_mode": step, "validation_loss": by or None}
         return self._validation
 
     def after_loss(self, module: nn.Module, args: tuple[Any, ...]) -> None:
@@ -285,6 +279,7 @@ class StepFacts:
             **self._validated(),
             "equal_filters": self._equal_filters(step),
             "rate_swings": tracked.rate_swings,
+            "models": [type(model.module()).__name__ for model in step.models],
             **({} if isinstance(tracked, BackwardSteps) else _settings(tracked.optimizer())),
             **self._of_passes(begun, [model.number for model in models], latest.loss if latest else {}),
         }
@@ -422,16 +417,6 @@ def _differs_in_eval(module: nn.Module) -> bool:
     return False
 
 
-def _drops_always(module: nn.Module) -> bool:
-    """Whether its forward calls dropout of ``torch.nn.functional`` and says nothing of ``training``."""
-    code, known = (getattr(type(module).forward, name, None) for name in ("__code__", "__globals__"))
-    names = getattr(code, "co_names", ())
-    if not any("dropout" in name and hasattr(F, name) and not hasattr(module, name) for name in names):
-        return False
-    is_torch = "functional" in names or any((known or {}).get(name) is own for name in names for own in (F, F.dropout))
-    return is_torch and not any(word in str((names, code and code.co_consts)) for word in ("training", "True"))
-
-
 def _input_scalars(value: Tensor) -> dict[str, Tensor]:
     values = local(value.detach())
     if not values.is_floating_point() or values.is_meta or values.dim() < 2 or not values.numel():
@@ -440,9 +425,11 @@ def _input_scalars(value: Tensor) -> dict[str, Tensor]:
     mean = values.mean()
     scalars = {"mean": mean, "std": (values - mean).square().mean().sqrt(), "min": values.amin(), "max": values.amax()}
     scalars["key"] = (values.flatten() * torch.arange(values.numel(), device=values.device)).mean()
-    if values.dim() == 4 and values.shape[1] == 3 and min(values.shape[2:]) > _LAGS:
+    if (
+        values.dim() == 4 and values.shape[1] == 3 and min(values.shape[2:]) > 4
+    ):  # columns 3 apart are alike only by mistake
         centred = values - mean
-        at = [(centred[..., lag:] * centred[..., :-lag]).mean() for lag in range(1, _LAGS + 1)]
+        at = [(centred[..., lag:] * centred[..., :-lag]).mean() for lag in range(1, 5)]
         scalars["period"] = torch.stack([at[0] / 8, at[2] - at[1], at[2] - at[3]]).amin() / scalars["std"].square()
     if len(values) > 1:
         scalars["spread"] = (values - values[:1]).abs().amax()

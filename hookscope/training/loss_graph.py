@@ -75,13 +75,13 @@ def _overlap(node: Any) -> dict[str, Any]:
     if _name(node) != "Div" or len(parts) != 2 or None in parts:
         return {}
     over, under = ([*islice(graph_nodes([part]), _MOST_NODES)] for part in parts)
-    for product in (_before(total) for total in over if _name(total) in ("Sum", "Mean")):
-        place = 0 if _saved(product, "other") is not None else 1
-        target = _saved(product, ("other", "self")[place])
-        made = _before(product, place) if _name(product) == "Mul" and target is not None else None
-        squares = (part for part in under if _name(part) == "Pow" or part.next_functions[:1] == part.next_functions[1:])
-        is_bounded = made not in under or any(_before(part) is made for part in squares)  # squares keep it from 0 to 2
-        if target is not None and not is_bounded and ((target == 0) | (target == 1)).all():
+    squares = [part for part in under if _name(part) == "Pow" or part.next_functions[:1] == part.next_functions[1:]]
+    bounded = [None, *map(_before, squares)]  # with squares the quotient stays between 0 and 2
+    totals = (_before(total) for total in over if _name(total) in ("Sum", "Mean"))
+    for product in (before for before in totals if _name(before) == "Mul"):
+        place = 0 if (target := _saved(product, "other")) is not None else 1
+        target, made = target if place == 0 else _saved(product, "self"), _before(product, place)
+        if target is not None and made in under and made not in bounded and ((target == 0) | (target == 1)).all():
             while _name(made).startswith("Upsample"):  # which keeps the range
                 made = _before(made)
             return {"overlap_input": _name(made)}

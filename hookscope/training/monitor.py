@@ -68,22 +68,21 @@ class Monitor(RunProgress):
     back), ``momentum``, ``weight_decay``, ``maximize`` (of several groups the largest); of its parameters their number
     in ``parameters``, ``trainable``, ``with_gradient``, ``zero_gradients``, ``stale_gradients`` (from before the last
     step when backward began), ``gradients_after_backward``, ``zero_after_backward``, ``gradient_norm``,
-    ``without_gradient`` (layers), ``under_no_grad``, ``equal_filters``, ``equal_at_first`` (layers), ``of_no_model``;
-    ``not_optimized`` parameters of the model that no optimizer holds, and those ``waiting`` for one that made no step;
-    ``clip_function``, ``clip_limit``, ``clip_scaled``, ``step_scaled``; ``loss_scale``, ``first_loss_scale``;
-    ``loss_function``, ``loss_input`` (the operation before it), ``classes``, ``targets``, ``target_min``,
-    ``target_max``, ``soft_target_sum`` (over the classes, the largest), ``softmax_dim`` (if the classes are in
-    another), ``loss_without_graph``, ``loss_negated``, ``loss_alone``, ``loss_input_sums_to_1``,
-    ``loss_input_max``, ``kl_div_input``, ``overlap_input`` (of Dice), ``log_input``, ``loss_shapes``, ``made_by``
-    (what makes a loss or a gradient NaN); of numbers as targets ``target_size``, ``target_lowest``,
-    ``target_highest``; ``input_shape``, ``input_mean``, ``input_std``, ``input_min``, ``input_max``, ``input_key``
-    (the mean weighted by position, which tells inputs apart) and ``input_spread`` (between samples),
-    ``input_period`` (by how much columns are more alike 3 apart than 2 or 4) of the first layer with weights;
-    ``train_mode``, ``modes`` (layers with dropout or BatchNorm), ``eval_modes`` (those in eval mode),
-    ``validation_in_train_mode`` (the step after it), its ``validation_loss``, ``always_drops`` (a class whose
-    dropout is on in eval mode); ``batchnorm`` with the smallest batch, ``batchnorm_values``, ``batchnorm_samples``.
-    A run without steps has such a line after 10, 100, 1,000... backward passes and at its end, with
-    ``optimizer_steps``, ``weights_changed`` and ``optimizers``.
+    ``without_gradient`` (layers), ``under_no_grad``, ``equal_filters``, ``equal_at_first`` (layers), ``of_no_model``,
+    ``models`` (classes); ``not_optimized`` parameters of the model that no optimizer holds, and those ``waiting`` for
+    one that made no step; ``clip_function``, ``clip_limit``, ``clip_scaled``, ``step_scaled``; ``loss_scale``,
+    ``first_loss_scale``; ``loss_function``, ``loss_input`` (the operation before it), ``classes``, ``targets``,
+    ``target_min``, ``target_max``, ``soft_target_sum`` (over the classes, the largest), ``softmax_dim`` (if the classes
+    are in another), ``loss_without_graph``, ``loss_negated``, ``loss_alone``, ``loss_input_sums_to_1``,
+    ``loss_input_max``, ``kl_div_input``, ``overlap_input`` (of Dice), ``log_input``, ``loss_shapes``, ``made_by`` (what
+    makes a loss or a gradient NaN); of numbers as targets ``target_size``, ``target_lowest``, ``target_highest``;
+    ``input_shape``, ``input_mean``, ``input_std``, ``input_min``, ``input_max``, ``input_key`` (the mean weighted by
+    position, which tells inputs apart), ``input_spread`` (between samples), ``input_period`` (how much more alike
+    columns are 3 apart than 2 or 4) of the first layer with weights; ``train_mode``, ``modes`` (layers with dropout or
+    BatchNorm), ``eval_modes`` (those in eval mode), ``validation_in_train_mode`` (the step after it) and its
+    ``validation_loss``; ``batchnorm`` with the smallest batch, ``batchnorm_values``, ``batchnorm_samples``. A run
+    without steps has such a line after 10, 100, 1,000... backward passes and at its end, with ``optimizer_steps``,
+    ``weights_changed`` and ``optimizers``.
 
     Args:
         model: The only model to watch; None for every model that is called.

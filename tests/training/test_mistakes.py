@@ -50,11 +50,6 @@ class Convolutional(nn.Module):
         return logits
 
 
-class AlwaysDrops(nn.Sequential):
-    def forward(self, x: Tensor) -> Tensor:
-        return super().forward(F.dropout(x, 0.1))
-
-
 def perceptron(*last: nn.Module) -> nn.Sequential:
     return nn.Sequential(
         nn.Flatten(), nn.Linear(144, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, CLASSES), *last
@@ -435,16 +430,6 @@ def everything_under_no_grad() -> None:
             loss = F.cross_entropy(net(inputs), labels)
         loss.requires_grad_().backward()
         optimizer.step()
-
-
-@mistake("eval-mode")
-def dropout_that_is_always_on() -> None:
-    net = AlwaysDrops(*perceptron())
-    optimizer = sgd(0.1)(net)
-    for _ in range(3):
-        train(net.train(), optimizer, batches(20))
-        with torch.no_grad():
-            net.eval()(FIRST)
 
 
 @mistake("gradients-accumulate")

@@ -194,7 +194,9 @@ def _nothing_gets_a_gradient(now: History) -> Evidence | None:
     if now["with_gradient"]:
         numbers |= {"zero_gradients": now["zero_gradients"]}
         return Evidence(f"all gradients are 0, although the loss is {loss:.4g}", "all zero", numbers=numbers)
-    words = f"the loss has a graph, but it leads to none of {held} parameters"
+    words = (
+        f"the loss has a graph, but it leads to none of {held} parameters of {listed(now['models'] or ['no model'])}"
+    )
     return Evidence(words, "no path", numbers=numbers)
 
 
@@ -269,7 +271,6 @@ def _loss_input(now: History) -> Evidence | None:
 
 @Cause(CATALOGUE["non-finite"], 1, explains=("no-gradient", "loss-flat"))
 def _loss_is_lost(now: History) -> Evidence | None:
-    """The loss alone; else a layer says where the values were first."""
     columns = (layer.values[name][layer.steps == now["step"]] for layer in now.run.layers for name in NON_FINITE)
     is_known = now["targets"] == 0 or now["log_input"] or any((column > 0).any() for column in columns)
     words = f"the loss is NaN or Inf and all layers are finite; made by {now['made_by']}, as far as the graph shows"
@@ -397,12 +398,6 @@ def _validation(now: History) -> Evidence | None:
     words = f"before step {step} the model ran in train mode without gradients"
     words += f", and {loss} measured it" if loss else ""
     return Evidence(words, "validation", numbers={"before_step": step}) if step else None
-
-
-@Cause(CATALOGUE["eval-mode"], 1)
-def _always_drops(now: History) -> Evidence | None:
-    words = f"{now['always_drops']} ran in eval mode, and its forward calls dropout of torch.nn.functional without the"
-    return Evidence(f"{words} argument training", "functional") if now["always_drops"] else None
 
 
 @Cause(CATALOGUE["optimizer-settings"], 1, explains=("loss-flat", "learning-rate-vanishes"), precedes=_UNSTABLE)

@@ -25,14 +25,7 @@ from hookscope.training.log.run_rules import (
     note_finding,
 )
 from hookscope.training.log.series import LayerSeries, RunSeries, in_long_runs, series_of
-from hookscope.training.log.summary import (
-    ENOUGH,
-    TimedFinding,
-    known,
-    timed_finding,
-    when_words,
-    with_severity_of,
-)
+from hookscope.training.log.summary import ENOUGH, TimedFinding, known, timed_finding, when_words, with_severity_of
 
 
 def with_causes(

@@ -278,11 +278,6 @@ def _learns(context: LayerContext) -> Mask:
     return learns & (not context.layer.starts_small)
 
 
-def _others_change(context: LayerContext) -> Mask:
-    """``(S,)`` where the optimizer changes some weight by more than is too small, so its rate is not the cause."""
-    return context.run.changing(context.layer, context.thresholds["too_small"])
-
-
 def _no_update_words(layer: LayerSeries, at: int) -> str:
     norm = layer.values["weight_gradient_norm"][at]
     text = f"its gradient has norm {norm:.2g}, but a step does not change its weight"
@@ -297,7 +292,8 @@ def _no_update(context: LayerContext) -> Array:
     ratio = _ratio(context["weight_gradient_norm"], context["weight_norm"])
     can_learn = (ratio > _USUAL_GRADIENT) & ("Norm" not in context.layer.type)
     nothing_changes = ~context.run.changing(context.layer, 0.0)
-    judged = _learns(context) & can_learn & (_others_change(context) | nothing_changes)
+    others_change = context.run.changing(context.layer, context.thresholds["too_small"])  # so the rate is not the cause
+    judged = _learns(context) & can_learn & (others_change | nothing_changes)
     return _where(judged, unchanged.astype(float))
 
 
@@ -320,7 +316,8 @@ def _small_update(context: LayerContext) -> Array:
     can_learn = (gradient_to_weight(context.layer) > _USUAL_GRADIENT) & ("Norm" not in context.layer.type)
     can_learn &= ~context.run.learned(context.layer)
     some_change = context.run.changing(context.layer, 0.0)
-    return _where(_learns(context) & can_learn & ((update > 0) | some_change & ~_others_change(context)), update)
+    some_change &= ~context.run.changing(context.layer, context.thresholds["too_small"])
+    return _where(_learns(context) & can_learn & ((update > 0) | some_change), update)
 
 
 def batchnorm_distance(layer: LayerSeries, thresholds: Limits) -> Array:
