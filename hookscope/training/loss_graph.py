@@ -82,8 +82,6 @@ def _overlap(node: Any) -> dict[str, Any]:
         place = 0 if (target := _saved(product, "other")) is not None else 1
         target, made = target if place == 0 else _saved(product, "self"), _before(product, place)
         if target is not None and made in under and made not in bounded and ((target == 0) | (target == 1)).all():
-            while _name(made).startswith("Upsample"):  # which keeps the range
-                made = _before(made)
             return {"overlap_input": _name(made)}
     return {}
 

@@ -17,7 +17,6 @@ Array = NDArray[np.float64]
 Mask = NDArray[np.bool_]
 
 _USUAL_GRADIENT = 1e-4  # of the weight's norm; random weights have 7e-4 or more, see GradientThresholds
-_FALL = 1e-3  # over the largest ratio of gradient to weight; CNNs have 7e-3, eight plain linear layers 1.1e-3
 _USUAL_UPDATE = 1e-4  # of the weight's norm; weight decay alone changes a weight by up to 5e-5
 _RARE = 0.005  # share of the values for which a channel of a sound layer may be active
 
@@ -230,9 +229,9 @@ def _small_gradient_ratio(context: LayerContext) -> Array:
     """Inf where Adam makes a step of usual length of it; NaN where a weight near 0 scales it down on purpose."""
     is_intended = context.run.learned(context.layer) | context.run.scaled_down(context.layer)
     ratio, is_usual = _gradient_ratio(context), _moves(context, _USUAL_UPDATE)
-    if context.is_flat:  # also with Adam: small beside the largest ratio of its model
+    if context.is_flat:  # also with Adam: beside the largest ratio of its model, where CNNs have 7e-3
         model = [layer for layer in context.run.layers if layer.model == context.layer.model and not layer.starts_small]
-        is_usual = ratio > _FALL * np.nanmax(np.concatenate([[0.0], *map(gradient_to_weight, model)]))
+        is_usual = ratio > 1e-3 * np.nanmax(np.concatenate([[0.0], *map(gradient_to_weight, model)]))
     return _where(~is_intended, np.where(is_usual & (ratio > 0), np.inf, ratio))
 
 
