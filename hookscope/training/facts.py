@@ -425,10 +425,8 @@ def _input_scalars(value: Tensor) -> dict[str, Tensor]:
     mean = values.mean()
     scalars = {"mean": mean, "std": (values - mean).square().mean().sqrt(), "min": values.amin(), "max": values.amax()}
     scalars["key"] = (values.flatten() * torch.arange(values.numel(), device=values.device)).mean()
-    if (
-        values.dim() == 4 and values.shape[1] == 3 and min(values.shape[2:]) > 4
-    ):  # columns 3 apart are alike only by mistake
-        centred = values - mean
+    if values.dim() == 4 and values.shape[1] == 3 and min(values.shape[2:]) > 4:
+        centred = values - mean  # whose columns 3 apart are alike only by mistake
         at = [(centred[..., lag:] * centred[..., :-lag]).mean() for lag in range(1, 5)]
         scalars["period"] = torch.stack([at[0] / 8, at[2] - at[1], at[2] - at[3]]).amin() / scalars["std"].square()
     if len(values) > 1:
