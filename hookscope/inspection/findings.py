@@ -171,7 +171,7 @@ def _weights(model: nn.Module) -> Iterator[Finding]:
                     squares = values.square().sum(0).reshape(values.shape[1], -1).sum(1)
                     yield from _outlier(full, squares.sqrt(), "input channel")
             elif values.dim() == 1 and bool(values.isfinite().all()):
-                yield from _outlier(full, values.abs(), name)
+                yield from _outlier(full, values, name)
     if len(sizes) < _FEW_CHANNELS:
         return
     of_one_length = [full for full, spread in spreads.items() if spread < _EVEN < np.median([*spreads.values()])]
@@ -238,16 +238,16 @@ def _is_even(values: Tensor, peak: float) -> bool:
     return bool((expected - shares).abs().max() * count**0.5 < _KOLMOGOROV)
 
 
-def _outlier(full: str, sizes: Tensor, what: str) -> Iterator[Finding]:
-    if len(sizes) < _FEW_CHANNELS:
+def _outlier(full: str, values: Tensor, what: str) -> Iterator[Finding]:
+    if len(values) < _FEW_CHANNELS:
         return
-    (first, second), order = sizes.topk(2)
+    (first, second), order = values.abs().topk(2)
     channel, second = int(order[0]), max(float(second), _SMALL)
     limit = default("outlier-weights", "outlier_filter" if what in ("filter", "input channel") else "outlier_value")
     if (factor := float(first) / second) > limit:
         size = "" if what in ("bias", "weight") else "the norm of "
         which = f"the {'scale' if what == 'weight' else what} of channel" if not size else f"{size}{what}"
-        text = f"{which} {channel} is {float(first):.3g}, {factor:.3g} times the next largest"
+        text = f"{which} {channel} is {float(values[channel]):.3g}, {factor:.3g} times the next largest"
         numbers = {"size": float(first), "factor": factor, "times": factor / limit}
         yield CATALOGUE["outlier-weights"].finding(full, text, channels=(channel,), numbers=numbers)
 

@@ -256,6 +256,7 @@ def test_one_bias_of_the_head_is_a_warning_if_every_image_gets_its_class(bias: f
     scores = tuple(net(image[None]).detach() for (image,) in evidence.inputs)
     [decides] = [each for each in network_findings(replace(evidence, scores=scores)) if each.layer == "4.bias"]
     assert (decides.finding, decides.channels, decides.severity) == ("outlier-weights", (3,), severity)
+    assert f"the bias of channel 3 is {bias:g}, " in decides.evidence
 
 
 def test_scores_that_are_cut_at_a_bound_are_named() -> None:
