@@ -142,16 +142,6 @@ def _read_shards(index: str) -> dict[str, Tensor]:
     return state
 
 
-def hyper_parameters(path: str) -> dict[str, Any]:
-    """The arguments of the model that Lightning kept in a checkpoint; empty if there are none."""
-    try:
-        held = load_file(path).get("hyper_parameters") or {} if path else {}
-    except WeightsError:
-        return {}
-    held = vars(held) if isinstance(held, argparse.Namespace) else held
-    return {name: value for name, value in held.items() if isinstance(value, int | float | str | list | tuple | dict)}
-
-
 def load_file(path: str | os.PathLike[str]) -> Mapping[str, Any]:
     """The mapping in a checkpoint file; no code in the file runs."""
     content = load_content(path)

@@ -25,7 +25,6 @@ from torchvision.transforms import _presets as presets
 from hookscope.errors import ModelError, UsageError, nearest
 from hookscope.findings import listed
 from hookscope.hooks import same_bits, tensors_in
-from hookscope.models.checkpoints import hyper_parameters
 from hookscope.models.choices import PreprocessChoice
 from hookscope.models.metadata import WeightsMetadata
 from hookscope.models.published import of_processor
@@ -95,7 +94,7 @@ def random_tensors(model: nn.Module, again: Callable[[], nn.Module], seed: int) 
     return (differ, len(names)) if names and other is not model else None
 
 
-def build(text: str, checkpoint: str = "") -> tuple[FactoryText, nn.Module, dict[str, Any], Callable[[], nn.Module]]:
+def build(text: str) -> tuple[FactoryText, nn.Module, dict[str, Any], Callable[[], nn.Module]]:
     """The factory that a MODEL text names, what it returned, what its file declares, and what calls it again."""
     factory, spec = FactoryText.parse(text), text
     with _importable(factory.source):
@@ -107,7 +106,7 @@ def build(text: str, checkpoint: str = "") -> tuple[FactoryText, nn.Module, dict
         if value is None:
             near = nearest(factory.name, _public(module, _is_factory))
             raise ModelError(f"no '{factory.name}' in {factory.source}", near)
-        make = partial(_called, value, factory, spec, checkpoint)
+        make = partial(_called, value, factory, spec)
         return factory, make(), _declared(value, module), make
 
 
@@ -166,14 +165,14 @@ def _import_file(source: str) -> ModuleType:
     return module
 
 
-def _called(factory: Any, text: FactoryText, spec: str, checkpoint: str) -> nn.Module:
+def _called(factory: Any, text: FactoryText, spec: str) -> nn.Module:
     if isinstance(factory, nn.Module):
         if text.args or text.kwargs:
             raise ModelError(f"{spec}: {text.name} is a module already", do=f"write {text.source}:{text.name}")
         return factory
     if not callable(factory):
         raise ModelError(f"{spec} is not a factory but {type(factory).__name__}", do="name a function or class")
-    _check_arguments(factory, text, spec, checkpoint)
+    _check_arguments(factory, text, spec)
     with build_errors_as_model_errors(f"{spec} failed"):
         model = factory(*text.args, **text.kwargs)
     if not isinstance(model, nn.Module):
@@ -181,8 +180,8 @@ def _called(factory: Any, text: FactoryText, spec: str, checkpoint: str) -> nn.M
     return model
 
 
-def _check_arguments(factory: Any, text: FactoryText, spec: str, checkpoint: str) -> None:
-    """Refuse arguments that ``factory`` does not take; the error shows an example, as ``checkpoint`` says."""
+def _check_arguments(factory: Any, text: FactoryText, spec: str) -> None:
+    """Refuse arguments that ``factory`` does not take; the error shows its signature and an example."""
     try:
         signature = inspect.signature(factory)
     except (TypeError, ValueError):
@@ -191,18 +190,16 @@ def _check_arguments(factory: Any, text: FactoryText, spec: str, checkpoint: str
         signature.bind(*text.args, **text.kwargs)
     except TypeError as error:
         shown = f"{text.name}{signature.replace(return_annotation=signature.empty)}"[:_LONGEST_SIGNATURE]
-        do = _example(signature, text, hyper_parameters(checkpoint)) if "missing" in str(error) else ""
+        do = _example(signature, text) if "missing" in str(error) else ""
         raise ModelError(f"{spec}: {error}", f"it is {shown}", do) from error
 
 
-def _example(signature: inspect.Signature, text: FactoryText, held: Mapping[str, Any]) -> str:
+def _example(signature: inspect.Signature, text: FactoryText) -> str:
     words = [*map(repr, text.args), *(f"{name}={value!r}" for name, value in text.kwargs.items())]
     for parameter in list(signature.parameters.values())[len(text.args) :]:
-        value, is_many = held.get(parameter.name, parameter.default), str(parameter).startswith("*")
-        if value is parameter.empty:
-            kind = getattr(parameter.annotation, "__name__", str(parameter.annotation))
-            value = _EXAMPLES.get(kind, 8)
-        if repr(value) != repr(parameter.default) and not is_many and parameter.name not in text.kwargs:
+        is_needed = parameter.default is parameter.empty and not str(parameter).startswith("*")
+        if is_needed and parameter.name not in text.kwargs:
+            value = _EXAMPLES.get(getattr(parameter.annotation, "__name__", str(parameter.annotation)), 8)
             words.append(f"{parameter.name}={value!r}" if parameter.kind != parameter.POSITIONAL_ONLY else repr(value))
     return f'write "{text.source}:{text.name}({", ".join(words)})"'
 

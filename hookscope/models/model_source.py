@@ -260,7 +260,6 @@ class MadeSource(ModelSource):
         if net is None:
             torch.default_generator.manual_seed(seed)  # a failed attempt may have drawn numbers
             self.label = random_label(seed)
-            self.checkpoint = weights.text if weights.kind is WeightsKind.FILE else ""
             net = self.make(pretrained=False)
             assert net is not None
         if weights.kind is WeightsKind.FILE:
@@ -346,7 +345,7 @@ class PythonSource(MadeSource):
     def make(self, pretrained: bool) -> nn.Module:
         from hookscope.models.factories import build
 
-        self._factory, net, self._declared, self._again = build(self.text, self.checkpoint)
+        self._factory, net, self._declared, self._again = build(self.text)
         if self.text == self._factory.source:
             taken = f"{self.text}:{self._factory.name}"
             self.notes.append(f"{self.text} has one factory: {taken} is taken")
