@@ -9,7 +9,7 @@ import torch
 from PIL import Image, ImageChops
 from torch import Tensor, nn
 
-from hookscope.findings import CATALOGUE, Finding, alike, counted, default, single
+from hookscope.findings import CATALOGUE, Finding, counted, default, single
 from hookscope.hooks import MODEL, Selection, as_float, differentiable
 from hookscope.inspection.aligned import misaligned, weights_of
 from hookscope.inspection.facts import InspectionEvidence
@@ -23,7 +23,6 @@ from hookscope.statistics import FEW_VALUES, BatchNormDrift, StatisticsCollector
 
 _MEAN, _STD = (torch.tensor(values)[:, None, None] for values in ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)))
 _FEW_CHANNELS = 4  # of fewer channels one is easily twice as large as the others
-_FEW_COPIED = 9  # weights: fewer, or quantised ones, may be equal by chance
 _SMALL = 0.05  # biases and scales below it are noise beside each other
 _TRIED, _FAR = 4, 0.7  # BatchNorms whose drift may be undone, and how far their inputs are at least
 _SOME_IMAGES = 4  # fewer tell too little of the statistics
@@ -154,8 +153,6 @@ def _weights(model: nn.Module) -> Iterator[Finding]:
                     mean = float((values.flatten(1)[norms > 0] / norms[norms > 0, None]).sum(0).square().sum())
                     likeness[full] = (mean - len(norms)) / max(len(norms) * (len(norms) - 1), 1)
                 yield from _initial(full, values, norms)
-                if getattr(module, "groups", 1) > 1:
-                    yield from _copied(full, parameter.detach().flatten(1))
                 yield from _outlier(full, norms, "filter")
                 if values.shape[1] >= _FEW_CHANNELS:
                     squares = values.square().sum(0).reshape(values.shape[1], -1).sum(1)
@@ -186,20 +183,6 @@ def _weights(model: nn.Module) -> Iterator[Finding]:
             text = f"its filters are {times:.3g} times {than}: their norm is {size:.3g}, there {usual:.3g}"
             numbers = {"norm": size, "usual": usual, "times": times / _ALONE_TIMES}
             yield CATALOGUE["outlier-layer"].finding(full, text, "alone" if alone else "", numbers=numbers)
-
-
-def _copied(full: str, filters: Tensor) -> Iterator[Finding]:
-    """Equal filters of different groups, which no comparison of filters on the same inputs sees."""
-    if filters.shape[1] < _FEW_COPIED:
-        return
-    _, inverse, counts = filters.unique(dim=0, return_inverse=True, return_counts=True)
-    equal = [(inverse == at).nonzero()[:, 0].tolist() for at in (counts > 1).nonzero()[:, 0].tolist()]
-    groups = tuple(tuple(group) for group in equal if bool(filters[group[0]].any()))
-    if groups:
-        channels = tuple(sorted(channel for group in groups for channel in group))
-        text = f"{len(channels)} of {len(filters)} filters are equal to another in every bit: {alike(groups)}"
-        numbers = {"groups": len(groups), "filters": len(filters)}
-        yield CATALOGUE["duplicate-filters"].finding(full, text, channels=channels, groups=groups, numbers=numbers)
 
 
 def _initial(full: str, values: Tensor, norms: Tensor) -> Iterator[Finding]:
