@@ -118,17 +118,6 @@ def test_what_follows_from_a_zeroed_layer_is_told_with_it(lite: Loaded) -> None:
     assert others == []
 
 
-def test_a_copied_filter_of_a_depthwise_convolution_is_reported(lite: Loaded) -> None:
-    layer = "_blocks.13._depthwise_conv"
-    planted = plant("copy", lite, layer, lite[1][:1], seed=1)
-    (first,) = network_findings(faults.evidence_of(planted.net, planted.inputs[..., ::2, ::2]))
-    assert (first.finding, first.layer, first.channels) == (
-        "duplicate-filters",
-        f"{layer}.weight",
-        tuple(sorted(planted.channels or ())),
-    )
-
-
 def test_a_layer_that_was_initialised_again_is_reported(shapes: Loaded) -> None:
     layer = "features.10.expand3x3"
     planted = plant("reinit", shapes, layer, shapes[1][:1])
