@@ -31,7 +31,6 @@ from hookscope.hooks import (
     may_write,
     module_of,
     operation_name,
-    random_states_kept,
     tensors_in,
     word_of,
 )
@@ -248,7 +247,6 @@ class _PassSearch(NonFiniteSearch):
 Given = Sequence[Any]
 _CASTS = ("to", "type", "half", "bfloat16", "float")
 _GROWING = ("exp", "exp2", "expm1", "sinh", "cosh", "pow", "square", "prod", "cumprod", "mul", "matmul", "linear")
-_RANDOM = ("rand", "normal", "dropout", "bernoulli", "multinomial", "uniform", "exponential")
 _WITH_INF = {
     **dict.fromkeys(("add", "sub", "sum", "mean", "cumsum", "rsub"), "Inf - Inf"),
     **dict.fromkeys(("mul", "matmul", "linear", "bmm", "conv1d", "conv2d", "conv3d"), "0 × Inf or Inf - Inf"),
@@ -263,8 +261,7 @@ def _cause_of(function: Callable[..., Any], args: Given, kwargs: dict[str, Any],
     if name.startswith(("__r", "__i")) and kind[1:] in _RULES | _WITH_INF:
         kind = kind[1:]
     if name.startswith("__r"):  # 1 / x calls __rdiv__(x, 1)
-        args, swapped = tuple(reversed(args)), function
-        function = lambda left, right: swapped(right, left)  # noqa: E731
+        args = tuple(reversed(args))
     values = [_plain(value) for value in (*args, *kwargs.values())]
     tensors = [value for value in values if isinstance(value, torch.Tensor) and value.is_floating_point()]
     infinite = sum(finite_values(tensor.double()).inf for tensor in tensors)
@@ -278,15 +275,15 @@ def _cause_of(function: Callable[..., Any], args: Given, kwargs: dict[str, Any],
             return f"the code gives it the number {numbers[0]}"
         if infinite:
             return f"{_WITH_INF.get(kind, 'Inf becomes NaN')}: its inputs hold {infinite:,} Inf"
-        return _overflow(kind, function, args, kwargs, output)
+        return _overflow(kind, args, output)
 
 
 def _plain(value: Any) -> Any:
     return as_plain(value) if isinstance(value, torch.Tensor) else value
 
 
-def _overflow(kind: str, function: Callable[..., Any], args: Given, kwargs: dict[str, Any], output: Any) -> str:
-    """The largest number of the type, and the result in double precision where that is finite."""
+def _overflow(kind: str, args: Given, output: Any) -> str:
+    """The largest number of the type."""
     types = [tensor.dtype for tensor in tensors_in(output).values() if tensor.is_floating_point()]
     if not types:
         return ""
@@ -294,32 +291,10 @@ def _overflow(kind: str, function: Callable[..., Any], args: Given, kwargs: dict
     if kind in _CASTS:
         given = [finite_values(_plain(tensor).double()) for tensor in tensors_in(args[:1]).values()]
         return f"overflow: its input has values up to {max(part.largest for part in given):,.6g}, and {limit}"
-    exact = _in_double_precision(kind, function, args, kwargs)
-    if exact is not None and types[0] != torch.float64:
-        parts = [finite_values(tensor) for tensor in tensors_in(exact).values() if tensor.is_floating_point()]
-        if parts and not any(part.nonfinite for part in parts):
-            largest = max(part.largest for part in parts)
-            where = "a step inside it is too large" if largest <= torch.finfo(types[0]).max else f"up to {largest:,.6g}"
-            return f"overflow: in double precision the result is finite, {where}; {limit}"
     if any(bool(torch.isnan(tensor).any()) for tensor in tensors_in(output).values()):
         return "its inputs are finite"
-    hidden = "" if kind in _GROWING else " or a division by 0 inside"
+    hidden = "" if kind in _GROWING or kind.startswith("conv") else " or a division by 0 inside"
     return f"overflow{hidden}: {limit}"
-
-
-def _in_double_precision(kind: str, function: Callable[..., Any], args: Given, kwargs: dict[str, Any]) -> Any:
-    if any(word in kind for word in _RANDOM):
-        return None
-
-    def widened(tensor: Tensor) -> Tensor:
-        plain = as_plain(tensor).clone()
-        return plain.double() if plain.is_floating_point() else plain
-
-    try:
-        with random_states_kept():
-            return function(*map_tensors(tuple(args), widened), **map_tensors(kwargs, widened))
-    except Exception:  # an operation of a third party, or without double precision
-        return None
 
 
 def _share(condition: Tensor, noun: str = "value") -> str:

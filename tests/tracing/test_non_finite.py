@@ -59,7 +59,7 @@ PLANTS: dict[str, tuple[Block, str, str, str]] = {
     "power": (lambda x: (x - 2) ** 0.5, "2::pow", "NaN", "a fractional power of a negative number in 64 of 64"),
     "deviation": (lambda x: x + x[:1, 0, 0, 0].std(), "2::std", "NaN", "a deviation needs two values or more"),
     "no values": (lambda x: x + x[:, :0].mean(), "2::mean", "NaN", "the mean of no values"),
-    "float16": (lambda x: (x * 0 + 101).half() * 1000, "2::mul#1", "Inf", "up to 101,000; the largest float16 is 65,"),
+    "float16": (lambda x: (x * 0 + 101).half() * 1000, "2::mul#1", "Inf", "overflow: the largest float16 is 65,504"),
     "cast": (lambda x: (x * 0 + 1e5).half(), "2::half", "Inf", "its input has values up to 100,000, and the largest"),
     "exponential": (lambda x: (x + 1000).exp(), "2::exp", "Inf", "overflow: the largest float32 is 3.40282e+38"),
     "number": (lambda x: x * NAN, "2::mul", "NaN", "the code gives it the number nan"),
