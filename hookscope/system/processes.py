@@ -8,6 +8,7 @@ import contextlib
 import faulthandler
 import importlib
 import importlib.machinery
+import importlib.util
 import os
 import pkgutil
 import runpy
@@ -315,46 +316,21 @@ def _read(name: str, path: str) -> bytes:
 
 
 def _check_module(name: str) -> None:
-    """Raise an error if ``python -m`` would not find the module; its parent packages are not imported."""
-    before = list(sys.path)
+    """Raise an error if nothing has the first part of the name; Python itself says what is missing inside."""
+    first, before = name.partition(".")[0], list(sys.path)
     if not sys.flags.safe_path:
         sys.path[:1] = [os.getcwd()]  # as ``python -m`` has it
     try:
-        spec, folders = _find_module(name)
-        is_package = spec is not None and spec.submodule_search_locations is not None
-        if is_package:
-            spec = _find_spec(f"{name}.__main__", spec.submodule_search_locations)
-        siblings = [module.name for module in pkgutil.iter_modules(list(folders))]
-    except KeyError:  # a namespace package looks for its parent in sys.modules; runpy reports what is missing
-        return
-    except (ImportError, ValueError) as error:
-        raise HookscopeError(f"no module named {name}: {error}") from error
+        is_there = importlib.util.find_spec(first) is not None
+    except (ImportError, ValueError):
+        is_there = False
     finally:
         sys.path[:] = before
-    if spec is not None:
-        return
-    if is_package:
-        raise HookscopeError(f"{name} is a package without a module __main__", do=f"name one: {name}.train")
     if os.path.isfile(name):
         raise HookscopeError(f"no module named {name}", do="leave -m out: it is a file")
-    raise HookscopeError(f"no module named {name}", nearest(name.rpartition(".")[2], siblings))
-
-
-def _find_module(name: str) -> tuple[Any, Iterable[str]]:
-    """The spec of a module or None, and the folders that were searched for it."""
-    folders: Iterable[str] | None = None
-    parts = name.split(".")
-    for number in range(1, len(parts)):
-        parent = _find_spec(".".join(parts[:number]), folders)
-        if parent is None or parent.submodule_search_locations is None:
-            return None, () if parent is not None else [os.getcwd()] if folders is None else folders
-        folders = parent.submodule_search_locations
-    return _find_spec(name, folders), [os.getcwd()] if folders is None else folders
-
-
-def _find_spec(name: str, folders: Iterable[str] | None) -> Any:
-    specs = (finder.find_spec(name, folders) for finder in sys.meta_path)  # type: ignore[arg-type]
-    return next((spec for spec in specs if spec is not None), None)
+    if not is_there:
+        here = [module.name for module in pkgutil.iter_modules([os.getcwd()])]
+        raise HookscopeError(f"no module named {name}", nearest(first, here))
 
 
 def _clean_excepthook(hook: Callable[..., Any]) -> Callable[..., None]:

@@ -211,11 +211,7 @@ REFUSED = {
 
 MISSING = {
     ("-m", "trian"): "no module named trian; nearest: train",
-    ("-m", "package.trian"): "no module named package.trian; nearest: train",
-    ("-m", "train.more"): "no module named train.more",
-    ("-m", "package"): "package is a package without a module __main__; name one: package.train",
     ("-m", "train.py"): "no module named train.py; leave -m out: it is a file",
-    ("-m", "package..train"): "no module named package..train; nearest: train",
 }
 
 
