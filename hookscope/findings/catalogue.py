@@ -125,6 +125,10 @@ _warning(
             "A gate near a bound lets its channel through unchanged, or blocks it.",
             "This is usual in squeeze-and-excitation; if no gate ever changes, normalise the input of the gates.",
         ),
+        "clipped": Case(
+            "The scores are cut at a bound, so several classes share the best score.",
+            "Look for a clamp, a hardtanh or a ReLU after the last layer.",
+        ),
         "output": _as_note(
             "The last function of the model is near its bounds: the model is confident.",
             "This is expected for probabilities of a trained model and for generated images.",

@@ -61,6 +61,7 @@ def network_findings(evidence: InspectionEvidence) -> list[Finding]:
         unusual += misaligned(evidence.trace, evidence.net.model, known, drifted)
     answers = [
         *_probabilities(evidence),
+        *_clipped(evidence),
         *unrepeated(evidence.net, evidence.inputs, next(iter(evidence.scores), None)),
     ]
     return [*([] if scaled else _input(evidence)), *answers, *undone, *weights, *unusual]
@@ -82,6 +83,15 @@ def _probabilities(evidence: InspectionEvidence) -> Iterator[Finding]:
         layer = last.key if last is not None and "Softmax" in last.type else ""
         text = "the outputs of each image are positive and add up to 1"
         yield CATALOGUE["probabilities-as-scores"].finding(layer, text)
+
+
+def _clipped(evidence: InspectionEvidence) -> Iterator[Finding]:
+    """Whether several classes have exactly the best score of an image, for most images."""
+    scores = [as_float(each) for each in evidence.scores if each is not None and each.shape[1] > 2]
+    tied = [float(each.max()) for each in scores if int((each == each.max()).sum()) > 1]
+    if len(tied) * 2 > len(scores) and len(set(tied)) == 1 and all(bool(each.any()) for each in scores):
+        text = f"several classes have exactly the best score, {tied[0]:.3g}, for {len(tied)} of {len(scores)} images"
+        yield CATALOGUE["saturated"].finding(MODEL, text, "clipped", numbers={"bound": tied[0]})
 
 
 def _dead(evidence: InspectionEvidence) -> Iterator[Finding]:

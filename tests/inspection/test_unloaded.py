@@ -259,6 +259,16 @@ def test_one_bias_of_the_head_is_a_warning_if_every_image_gets_its_class(bias: f
     assert f"the bias of channel 3 is {bias:g}, " in decides.evidence
 
 
+def test_scores_that_are_cut_at_a_bound_are_named() -> None:
+    net = normal(nn.Sequential(nn.Flatten(), nn.Linear(12, 8)))
+    inputs = 5 * torch.randn(4, 3, 2, 2)
+    for last, expected in ((nn.Identity(), []), (nn.Hardtanh(), ["(model)"]), (nn.Softsign(), [])):
+        scores = tuple(last(net(image[None])).detach() for image in inputs)
+        evidence = replace(evidence_of(nn.Sequential(*net, last).eval(), inputs), scores=scores)
+        cut = [each for each in network_findings(evidence) if "exactly the best score" in each.evidence]
+        assert [each.layer for each in cut] == expected and all(each.severity == "warning" for each in cut)
+
+
 @pytest.mark.parametrize(("factor", "named"), [(1, False), (1 / 255, True)])
 def test_images_that_lost_their_contrast_are_named(factor: float, named: bool) -> None:
     values = np.random.default_rng(0).integers(0, 256, (2, 9, 9, 3), dtype=np.uint8)
