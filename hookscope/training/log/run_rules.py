@@ -23,6 +23,7 @@ _FEWEST = 8  # losses that show a trend
 _WINDOW = 5  # losses in a median, at least
 _WINDOWS = 20  # in a run
 _MUCH = 4.0  # times the loss of the first steps
+_LEARNED = 0.1  # of the loss of guessing: a run that went on with trained weights has nothing left to learn
 _NOISE = 4.0  # standard deviations
 
 
@@ -117,7 +118,7 @@ def flat_findings(run: RunSeries, classes: float, thresholds: Limits) -> Iterato
     guesses = 0.98 * chance <= last <= 1.1 * chance and before - last <= 3 * jump / math.sqrt(part)
     has_fallen = first - last > fall or first - float(smooth.min()) > 4 * fall
     rises = last - first > thresholds["rising"] * abs(first)
-    if not first or rises or ((still_falls or has_fallen) and not guesses):
+    if not first or rises or last < _LEARNED * chance or ((still_falls or has_fallen) and not guesses):
         return
     text = f"the loss is {last:.4g} (mean of the last {part} sampled steps), {losses[0]:.4g} at first"
     text += f"; guessing among {classes:.0f} classes gives {chance:.4g}" if guesses else ""

@@ -282,6 +282,12 @@ def test_a_loss_that_stays_at_the_logarithm_of_the_number_of_classes_is_that_of_
     assert ("guessing among 8 classes gives 2.079" in found.evidence) is is_chance  # ln(8)
 
 
+def test_a_loss_far_below_guessing_may_stay() -> None:
+    """As of a run that goes on with trained weights."""
+    assert told((0.1 + noise(30, 0.01)).tolist(), classes=4) == []
+    assert [each.finding for each in told((0.2 + noise(30, 0.01)).tolist(), classes=4)] == ["loss-flat"]
+
+
 FEW = [3.16, 3.14, 3.1, 3.08, 3.04, 3.06, 3.0, 3.0, 3.0, 2.99, 3.0, 3.0]
 
 
