@@ -190,6 +190,9 @@ PLAIN: dict[str, dict[str, Callable[[], None]]] = {
         "clipped_to_almost_nothing": plain(
             Convolutional, sgd(0.1), before_step=lambda net: nn.utils.clip_grad_value_(net.parameters(), 1e-12)
         ),
+        "clipped_to_a_thousandth": plain(
+            Convolutional, sgd(0.01), before_step=lambda net: nn.utils.clip_grad_norm_(net.parameters(), 1e-3)
+        ),
         "detached_loss": plain(
             Convolutional,
             by(Adam),

@@ -16,6 +16,7 @@ Facts = Mapping[str, Any]
 
 _ADAPTIVE = ("Adam", "AdamW", "NAdam", "RAdam", "Adamax", "RMSprop")  # whose steps are as long as the rate
 _CLIPPED = 1e-6  # a limit up to which clipping leaves no gradient
+_LOW_LIMIT, _SHORT_STEP = 0.01, 2e-5  # of the norm, and times the rate: all weights together move no farther in a step
 _DRIFT = 2.5  # times the scale of the input
 _ROUNDING, _UNLEARNED = 1e-3, 0.8  # of a loss that cannot pass 0; of the first loss
 _PROBABILITIES = ("Softmax", "Sigmoid")
@@ -167,7 +168,9 @@ def _nothing_gets_a_gradient(now: History) -> Evidence | None:
     if held and now["trainable"] == 0:
         return Evidence(f"all {held} parameters of {now['optimizer_type']} are frozen", "all frozen", numbers=numbers)
     limit, size = now.number("clip_limit"), now.number("gradient_norm")
-    if limit <= _CLIPPED and now["gradients_after_backward"]:
+    is_tiny = limit <= _LOW_LIMIT and limit * now.number("rate") <= _SHORT_STEP and size > 0.99 * limit
+    is_tiny = is_tiny and now["clip_function"] == "clip_grad_norm_" and now["optimizer_type"] not in _ADAPTIVE
+    if (limit <= _CLIPPED or is_tiny) and now["gradients_after_backward"]:
         words = f"{now['clip_function']} with a limit of {limit:g} left a gradient of norm {size:.2g}"
         return Evidence(words, "clipped", numbers={**numbers, "limit": limit})
     if not _has_no_gradient(now) or (now["with_gradient"] and now.is_not_finite("loss")):
