@@ -611,6 +611,13 @@ _warning(
     },
 )
 _warning(
+    "initial-loss",
+    "Before the first step the model is far worse than guessing: its initial weights or its inputs are too large.",
+    "Use torch's initialisation, or Kaiming's, and inputs of about zero mean and unit size. A lower learning rate does"
+    " not help.",
+    Threshold("first_loss", 10.0, "chosen: times the loss of guessing; 235 of 245 runs begin within 2.6 times"),
+)
+_warning(
     "input-scale",
     "Initialisations and learning rates are made for inputs of about zero mean and unit size.",
     "Divide images of 0 to 255 by 255. Normalise once by mean and standard deviation: columns of a table one by one.",
@@ -1054,11 +1061,11 @@ _ORDER = {
     "weights": "non-finite negative-variance exploding-weights exploding-variance constant-weights dead-filters"
     " duplicate-filters collapsed-variance never-updated",
     "training": "no-step not-optimized loss-scale gradients-accumulate probabilities-as-logits loss-input"
-    " loss-maximized input-constant input-layout target-constant target-scale input-scale optimizer-settings"
-    " learning-rate-vanishes eval-mode batchnorm-small-batch duplicate-filters non-finite loss-flat loss-rises"
-    " loss-spike dead-layer dead-channels constant-output exploding-activations vanishing-activations saturated"
-    " exploding-gradient vanishing-gradient no-gradient no-update update-too-large update-too-small batchnorm-drift"
-    " frozen few-samples watcher-failed",
+    " loss-maximized input-constant input-layout target-constant target-scale input-scale initial-loss"
+    " optimizer-settings learning-rate-vanishes eval-mode batchnorm-small-batch duplicate-filters non-finite"
+    " loss-flat loss-rises loss-spike dead-layer dead-channels constant-output exploding-activations"
+    " vanishing-activations saturated exploding-gradient vanishing-gradient no-gradient no-update"
+    " update-too-large update-too-small batchnorm-drift frozen few-samples watcher-failed",
     "inspection": "random-weights left-range input-mismatch probabilities-as-scores random-output initial-weights"
     " idle-layer attention-axis unlike-siblings rounded-weights copied-weights unsuited-weights"
     " outlier-layer outlier-weights unordered-positions",

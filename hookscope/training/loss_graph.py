@@ -114,7 +114,7 @@ def _pairs(node: Any) -> list[list[int]]:
 
 def _loss(node: Any) -> dict[str, Any]:
     name, facts = _LOSSES[_name(node)], _targets(node)
-    before = _before(node)
+    before, is_sum = _before(node), getattr(node, "_saved_reduction", None) == _SUM
     if name == "nll_loss":
         values = _saved(node, "self")
         facts |= {"loss_input_max": values.amax()} if values is not None and values.numel() else {}
@@ -123,7 +123,7 @@ def _loss(node: Any) -> dict[str, Any]:
             node, name, before = before, "cross_entropy", _before(before)
             if direct and (dim := _dim(node)) != 1 and (len(node._input_metadata[0].shape) > 1):
                 facts["softmax_dim"] = dim
-    if name == "cross_entropy":
+    if name == "cross_entropy" and not is_sum:  # a sum has no usual size
         result = _saved(node, "result")
         if result is not None and result.dim() > 1:
             facts["classes"] = result.shape[1 if result.dim() != 3 else node._saved_dim]

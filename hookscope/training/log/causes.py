@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from hookscope.findings import CATALOGUE, FindingKind, add_kind, counted, listed
+from hookscope.findings import CATALOGUE, FindingKind, add_kind, counted, listed, percent
 from hookscope.training.log.series import RunSeries
 from hookscope.training.log.summary import NON_FINITE
 
@@ -321,7 +321,7 @@ def _input_layout(now: History) -> Evidence | None:
     return Evidence(words, numbers={"period": period}) if period > now.limits["period"] else None
 
 
-@Cause(CATALOGUE["target-constant"], explains=("loss-flat",))
+@Cause(CATALOGUE["target-constant"], explains=("loss-flat",), precedes=("loss-rises",))
 def _target_constant(now: History) -> Evidence | None:
     count, target = now["targets"] or 0, now["target_min"]
     if count < now.limits["few_targets"] or target != now["target_max"]:
@@ -334,7 +334,7 @@ def _target_constant(now: History) -> Evidence | None:
     return Evidence(f"all {count} targets are class {target:.0f}", numbers=numbers)
 
 
-@Cause(CATALOGUE["input-scale"], precedes=_UNSTABLE | {"loss-flat"})
+@Cause(CATALOGUE["input-scale"], explains=("initial-loss",), precedes=_UNSTABLE | {"loss-flat"})
 def _input_scale(now: History) -> Evidence | None:
     size = math.hypot(now.number("input_mean"), now.number("input_std"))
     limits = now.limits
@@ -400,6 +400,14 @@ def _validation(now: History) -> Evidence | None:
     return Evidence(words, "validation", numbers={"before_step": step}) if step else None
 
 
+@Cause(CATALOGUE["initial-loss"], 1, explains=("loss-flat", "optimizer-settings"), precedes=_UNSTABLE)
+def _initial_loss(now: History) -> Evidence | None:
+    loss, chance = now.number("loss"), math.log(max(now["classes"] or 1, 1))
+    words = f"the loss is {loss:.4g} before the first step; guessing among {now['classes']} classes gives {chance:.4g}"
+    is_high = now["step"] == 0 and 0 < chance * now.limits["first_loss"] < loss
+    return Evidence(words, numbers={"loss": loss, "chance": chance}) if is_high else None
+
+
 @Cause(CATALOGUE["optimizer-settings"], 1, explains=("loss-flat", "learning-rate-vanishes"), precedes=_UNSTABLE)
 def _settings(now: History) -> Evidence | None:
     kind, rate, decay = now["optimizer_type"], now.number("rate"), now.number("weight_decay")
@@ -418,7 +426,7 @@ def _settings(now: History) -> Evidence | None:
         return Evidence(f"{words} {rate:g})", "rate", numbers={"rate": rate, "update": update})
     if rate * decay > limits["decay"]:
         words = f"{kind} has weight decay {decay:g} and learning rate {rate:g}: each step takes"
-        words += f" {min(rate * decay, 1):.0%} of every weight"
+        words += f" {percent(min(rate * decay, 1))} of every weight"
         return Evidence(words, "decay", numbers={"rate": rate, "weight_decay": decay})
     return None
 

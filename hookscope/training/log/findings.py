@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import numpy as np
@@ -36,8 +35,11 @@ def with_causes(
     flat = list(flat_findings(series, classes, thresholds))
     if any(finding.finding == "learning-rate-vanishes" for finding in flat):  # which no layer causes
         symptoms = [finding for finding in symptoms if finding.finding not in ("no-update", "update-too-small")]
-    if all(finding.severity == "note" for finding in symptoms):  # else the symptoms say why the loss is flat
-        models = sorted({layer.model for layer in series.layers}) if flat and flat[0].finding == "loss-flat" else []
+    if all(f.severity == "note" or f.finding == "dead-channels" for f in symptoms):  # else they say why it is flat
+        is_flat = bool(flat) and flat[0].finding == "loss-flat"
+        models = sorted({layer.model for layer in series.layers}) if is_flat else []
+        is_lost = [is_flat and f.finding == "update-too-large" for f in symptoms]  # nothing shows that it recovered
+        symptoms = [replace(f, severity="warning") if lost else f for f, lost in zip(symptoms, is_lost, strict=True)]
         reasons = [finding for model in models for finding in _of_model(model, series, thresholds, is_flat=True)]
         symptoms = [*symptoms, *reasons, *flat]
     pairs = _causes(run, series, thresholds)
@@ -202,7 +204,7 @@ def _with_severity_of_symptoms(finding: TimedFinding, findings: Sequence[TimedFi
     has_passed = finding.severity == "warning" and not finding.lasts
     has_passed = has_passed and not any(f.finding in follow and f.step >= finding.step and f.lasts for f in findings)
     is_harmless = has_passed and run.loss_of(finding.optimizer).falls_after(finding.step)
-    return dataclasses.replace(finding, severity="note") if is_harmless else finding
+    return replace(finding, severity="note") if is_harmless else finding
 
 
 def _of_parts(finding: TimedFinding) -> TimedFinding:
@@ -212,7 +214,7 @@ def _of_parts(finding: TimedFinding) -> TimedFinding:
         return finding
     last_step, lasts = max(part.last_step for part in parts), any(part.lasts for part in parts)
     layers = tuple(layer for part in parts for layer in part.layers)
-    return dataclasses.replace(finding, layers=layers, last_step=last_step, lasts=lasts)
+    return replace(finding, layers=layers, last_step=last_step, lasts=lasts)
 
 
 def _begins_within(finding: TimedFinding, cause: TimedFinding) -> bool:
