@@ -30,7 +30,7 @@ _NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")  # of a block
 _FEWEST, _MOST = 20, 192  # channels, below which chance is wide, and that are compared
 _LEAST, _DEEPEST = 8, 4096  # values of a channel: two rows of fewer are alike by chance, and more tell nothing more
 _DIRECT = "direct"
-_DIRECT_OTHERS, _OTHERS = 2, 3  # pairs of one kind beside those at chance
+_OTHERS = 3  # pairs of one kind beside each at chance
 _CHANCE, _FITS = default("unsuited-weights", "chance"), default("unsuited-weights", "fits")
 _USUAL = default("unsuited-weights", "usual")
 _CURED = 1.5  # times the usual alignment, which another weight has at least that fits
@@ -108,8 +108,7 @@ def misaligned(
         found = {pair: value for pair in pairs if math.isfinite(value := pair.alignment(weights))}
         broken = {pair: value for pair, value in found.items() if abs(value) <= _CHANCE}
         sound = [value for pair, value in found.items() if pair not in broken]
-        fewest = max(_DIRECT_OTHERS, len(broken)) if kind == _DIRECT else _OTHERS * len(broken)
-        if not broken or len(sound) < fewest:
+        if not broken or len(sound) < _OTHERS * len(broken):
             continue
         usual = float(np.median(sound))
         if min(sound) < _FITS or usual < _USUAL:
