@@ -104,7 +104,7 @@ def misaligned(
         if not {pair.one.partition("[")[0], pair.other.partition("[")[0]} & {*known}:
             kinds[kind].append(pair)
     told: set[str] = set()
-    for kind, pairs in kinds.items():
+    for pairs in kinds.values():
         found = {pair: value for pair in pairs if math.isfinite(value := pair.alignment(weights))}
         broken = {pair: value for pair, value in found.items() if abs(value) <= _CHANCE}
         sound = [value for pair, value in found.items() if pair not in broken]
