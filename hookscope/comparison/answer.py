@@ -309,7 +309,7 @@ def _layer(facts: _AnswerFacts) -> tuple[str, str, str]:
     because = f"{', '.join(special)}; " if special else ""
     if first.difference is None:
         return "layer", f"{because}{facts.where}", ""
-    other = functions_of(first.a.type) != functions_of(first.b.type)
+    other = first.key != MODEL and functions_of(first.a.type) != functions_of(first.b.type)
     types = f"; it is {first.a.type} in A and {first.b.type} in B" if other else ""
     if first.isolated_l2 is not None and not first.is_beyond_noise(first.isolated_l2):
         advice = "" if special else "An operation that is not a module lies before it: compare with ‹ops=True|--ops›."

@@ -154,7 +154,8 @@ def against_reference(now: SavedStatistics, reference: SavedStatistics) -> Again
         starts = [f"{block}." if block else "" for block in enclosing(held.reference)]
         names = {at: f"{shift.call.name}." for at, shift in enumerate(shifts) if shift.call.name != INPUT_CALL}
         shifts.insert(next(at for start in starts for at in names if names[at].startswith(start)), held)
-    answers = _answers(before.get(f"{MODEL} {ANSWERS}"), after.get(f"{MODEL} {ANSWERS}"))
+    lost = next((shift for shift in shifts if shift.number == "nonfinite"), None)
+    answers = [] if lost else _answers(before.get(f"{MODEL} {ANSWERS}"), after.get(f"{MODEL} {ANSWERS}"))
     shifts += answers
     count, out = len({each.key for each in shifts}), [shift for shift in shifts if shift.times > 1]
     if not out:
@@ -166,6 +167,7 @@ def against_reference(now: SavedStatistics, reference: SavedStatistics) -> Again
     by_chance = out[0].times < _SURE and not same  # few images may show a little
     first = said[0] if said and by_chance else [*calls, *out][0]
     at = len({shift.key for shift in shifts[: shifts.index(first)] if shift.times <= 1} - {first.key})
+    at_first = out.index(first)
     old, new = (side.get(INPUT_CALL) for side in (before, after))
     if (
         old is not None
@@ -173,6 +175,7 @@ def against_reference(now: SavedStatistics, reference: SavedStatistics) -> Again
         and (first is shifts[0] or (None not in old.shape and old.shape != new.shape))
     ):
         case, text = "input", _input_words(old, new, shifts[0])
+        shifts[0] = first = replace(shifts[0], said=text)
         if reference.source.preprocess not in (now.source.preprocess, AS_IN_TRAINING):
             text += f" (now {now.source.preprocess}, in the reference {reference.source.preprocess})"
     else:
@@ -180,7 +183,8 @@ def against_reference(now: SavedStatistics, reference: SavedStatistics) -> Again
         case = "first" if next(with_weights, None) is first and INPUT_CALL in before else first.number
         text = f"{_words(first)}, and {counted(at, 'call')} before it {'is' if at == 1 else 'are'} in range"
     text += "".join(f"; of the model, {each.said}" for each in out if each not in calls and each is not first)
-    later = len({shift.key for shift in out[out.index(first) :]} - {first.key})
+    text += f"; {lost.key} is the first with NaN or Inf" if lost and lost is not first else ""
+    later = len({shift.key for shift in out[at_first:]} - {first.key})
     text += f"; {counted(later, 'later call')} left it too" if later else ""
     acts = first.number == "settings" and later  # what follows shows that the setting matters
     severity = "note" if max(each.times for each in out) < _SURE and not acts else CATALOGUE["left-range"].severity
@@ -311,13 +315,11 @@ def _shift(
     where = tuple(int(at) for at in np.flatnonzero(dead))
     most, name = int(by_channel[number].argmax()), f"{'zeros' if zeros[number] else NUMBERS[number]}{how}"
     types, most_times, said = (before.call.type, now.call.type), float(times.max()), ""
-    if (
-        is_typed
-        and not before.part
-        and all(map(is_layer_type, types))
-        and functions_of(types[0]) != functions_of(types[1])
-    ):
-        most_times, said = max(most_times, _SURE), f"it is {types[1]}, and {types[0]} in the reference"
+    of_torch = [is_layer_type(kind) for kind in types]
+    is_told = all(of_torch) or (any(of_torch) and not same)  # a class of the user's may compute the same
+    if is_typed and is_told and not before.part and functions_of(types[0]) != functions_of(types[1]):
+        said = f"it is {types[1]}, and {types[0]} in the reference"
+        most_times = max(most_times, _SURE if all(of_torch) else 1.01)
     return CallShift(now.call, before.key, shift, most_times, name, most, where, now.channels, now.part, said, same)
 
 
@@ -361,7 +363,7 @@ def _input_words(before: CallRange, now: CallRange, shift: CallShift) -> str:
     is_turned = _is_scaled(before, turned) if shift.same else _shift(before, turned).times <= 1 < shift.times
     if now.channels == 3 and is_turned and not is_scaled:
         return "the colours of the input are in reverse order, as in BGR"
-    sizes = [float(np.sqrt((each.mean[:2] ** 2).sum(0).mean())) for each in (before, now)]
+    sizes = [float(each.mean[1].mean()) for each in (before, now)]
     if min(sizes) > 0 and max(sizes) > _SCALED * min(sizes):
         return f"the values of the input are {sizes[1] / sizes[0]:.3g} times as large as in the reference"
     if is_scaled:

@@ -70,7 +70,7 @@ class OnnxLayer(nn.Module):
             raise TypeError(f"it takes {counted(len(part.inputs), 'input')}, not {len(inputs)}")
         outputs = self.run_part(inputs)
         output = outputs[0] if len(outputs) == 1 else tuple(outputs)
-        if self.latest is not None:
+        if self.latest == ():  # a hook may run the layer again on other inputs
             self.latest = inputs, output
         return output
 

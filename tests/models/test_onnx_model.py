@@ -7,6 +7,7 @@ import sys
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import onnx
@@ -118,6 +119,15 @@ def test_a_layer_runs_alone(file: str) -> None:
     net.model(torch.rand(2, 3, 16, 16))
     torch.testing.assert_close(net.model.up(maps), deployed().up(maps))
     torch.testing.assert_close(net.model.get_submodule("head.0")(maps), deployed().get_submodule("head.0")(maps))
+
+
+def test_a_hook_that_runs_a_layer_again_leaves_the_output_to_the_runtime(file: str, pictures: Tensor) -> None:
+    net = load_model(file).model
+    up, session, ran = net.get_submodule("up"), net._session, list[Any]()
+    net._session = SimpleNamespace(run=lambda names, feed: ran.append(names) or session.run(names, feed))
+    up.register_forward_hook(lambda module, args, output: print(module.forward(args[0] + 1)))
+    net(pictures)
+    assert len(ran) == 1
 
 
 @pytest.mark.parametrize("how", ["hook", "weight"])
