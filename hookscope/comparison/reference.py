@@ -25,8 +25,10 @@ from hookscope.statistics import (
     CallRange,
     LimitsResult,
     SavedStatistics,
+    as_reference,
     checked_layers,
 )
+from hookscope.system import StrPath
 
 _LEFT, _CHANNEL, _MIXED, _VARIES, _SAME, _SURE, _OTHER = (
     default("left-range", name)
@@ -119,17 +121,18 @@ class AgainstReference(Shown):
         return {"verdict": self.sentence, "calls": len(self.calls), "images": self.images}
 
 
-def against_reference(now: SavedStatistics, reference: SavedStatistics) -> AgainstReference:
+def against_reference(now: SavedStatistics | StrPath, reference: SavedStatistics | StrPath) -> AgainstReference:
     """Compare each call with what it did when the reference was saved, and name the first that left its range.
 
     The range is how far the images of the reference differ from each other. A distance counts from how many times it
     exceeds what so few images explain, so a model on other images of the same kind stays in its range. On the same
     image files nothing is chance, so only rounding is allowed. The input is the first call: a cause before all layers.
-    Calls pair by name, else as `compare` pairs them.
+    Calls pair by name, else as `compare` pairs them. Either side is statistics with ranges, or their file.
 
     Raises:
-        InputError: The reference has fewer than eight images, or no call that this model has.
+        InputError: The reference has fewer than eight images, or no call that this model has; a side has no ranges.
     """
+    reference, now = as_reference(reference), as_reference(now)
     totals = reference.totals, now.totals
     before, after = ({key: x for key, x in of.ranges.items() if x.images == of.images} for of in totals)
     if (images := reference.totals.images) < _LEAST_IMAGES:

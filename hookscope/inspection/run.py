@@ -66,7 +66,8 @@ from hookscope.scores import (
     predictions,
     without_scores,
 )
-from hookscope.statistics import SavedStatistics, StatisticsCollector, StatisticsThresholds, find_problems
+from hookscope.statistics import SavedStatistics, StatisticsCollector, StatisticsThresholds, as_reference, find_problems
+from hookscope.system import StrPath
 from hookscope.tracing import trace
 
 _SHOWN = "top:5"
@@ -83,7 +84,7 @@ def inspect(
     also: Iterable[str] = (),
     target: Any = "top:1",
     categories: Sequence[str] | None = None,
-    reference: SavedStatistics | None = None,
+    reference: SavedStatistics | StrPath | None = None,
     on_progress: Callable[[int, int], None] | None = None,
     on_phase: Callable[[str], None] | None = None,
     on_note: Callable[[str, str], None] = warn_of_image,
@@ -103,7 +104,8 @@ def inspect(
         also: Names of further layers whose maps are kept, such as those that have exemplars.
         target: The class that is explained: its index, its name, or ``top:1`` for the best of each image.
         categories: Names of the classes; None for the names in ``net``.
-        reference: What `load_statistics` read: the first place is then the first call that left its range.
+        reference: Statistics with ranges, as `load_statistics` reads them, or their file: the first place is then the
+            first call that left its range.
         on_progress: Called as ``on_progress(done, total)`` after each image.
         on_phase: Called with the words for each part of the work that begins.
         on_note: Called with name and text of a note about an image; warns by default.
@@ -114,7 +116,7 @@ def inspect(
 
     Raises:
         ImageError: an image cannot be read.
-        InputError: the model refuses an image.
+        InputError: the model refuses an image; the reference has no ranges, or cannot be read.
         LayerError: the model has no such layer or type.
         ModelError: for scripted and compiled models, where hooks do not fire.
         TargetError: no such class.
@@ -171,9 +173,10 @@ class InspectionRun:
         types: Iterable[Any] | None,
         target: Target,
         also: Sequence[str] = (),
-        reference: SavedStatistics | None = None,
+        reference: SavedStatistics | StrPath | None = None,
     ) -> None:
-        self.net, self.input_images, self.target, self.reference = net, input_images, target, reference
+        self.net, self.input_images, self.target = net, input_images, target
+        self.reference = None if reference is None else as_reference(reference)
         self.types = tuple(types) if types else None
         self.inputs = tuple((net.prepare(image),) for image in input_images)
         first = net.inputs(*self.inputs[0])

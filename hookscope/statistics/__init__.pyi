@@ -46,6 +46,7 @@ from .run import (
     SavedStatistics as SavedStatistics,
     StatisticsJob as StatisticsJob,
     StatisticsSource as StatisticsSource,
+    as_reference as as_reference,
     load_statistics as load_statistics,
     measure_images as measure_images,
     merge_statistics as merge_statistics,

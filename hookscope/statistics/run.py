@@ -10,7 +10,9 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Self
 
 import torch
+from torch import nn
 
+from hookscope.display import Cells, Shown
 from hookscope.errors import InputError, UsageError
 from hookscope.findings import counted
 from hookscope.hooks import Layers
@@ -28,7 +30,7 @@ from hookscope.jobs import (
     read_state,
     write_state,
 )
-from hookscope.models import Batch, LoadedModel
+from hookscope.models import Batch, LoadedModel, as_loaded
 from hookscope.statistics.collector import StatisticsCollector
 from hookscope.statistics.totals import Coverage, RunningStatistics
 from hookscope.system import StrPath
@@ -52,11 +54,12 @@ class StatisticsSource(RunIdentity):
     assumed: bool = False
 
 
-@dataclass(frozen=True)
-class SavedStatistics:
+@dataclass(frozen=True, repr=False)
+class SavedStatistics(Shown):
     """Running statistics, their source, and the progress of their run; None if merged from several runs.
 
-    ``coverage`` is of the run which made them; it is not saved.
+    ``coverage`` is of the run which made them; it is not saved. A reference is such statistics with ranges: what `of`
+    makes of a `StatisticsCollector` with ``ranges=True``, or `measure_images` with ``ranges=True``.
     """
 
     source: StatisticsSource
@@ -65,9 +68,17 @@ class SavedStatistics:
     coverage: Coverage = field(default_factory=Coverage, compare=False)
 
     @classmethod
-    def of(cls, net: LoadedModel, totals: RunningStatistics) -> Self:
-        """``totals`` that a `StatisticsCollector` with ``ranges`` measured, to be saved as a reference."""
-        return cls(StatisticsSource.of(net, "all", False), totals)
+    def of(cls, net: LoadedModel | nn.Module, totals: RunningStatistics) -> Self:
+        """``totals`` that a `StatisticsCollector` with ``ranges`` measured, to be saved as a reference with `save`."""
+        return cls(StatisticsSource.of(as_loaded(net), "all", False), totals)
+
+    def save(self, path: StrPath) -> None:
+        """Write these to ``path`` with `save_statistics`, for `load_statistics` and ``hookscope check --reference``."""
+        save_statistics(path, self)
+
+    def _cells(self) -> Cells:
+        source = {name: getattr(self.source, name) for name in ("model", "weights", "preprocess")}
+        return {**source, **self.totals._cells(), "ranges": len(self.totals.ranges)}
 
 
 def save_statistics(path: StrPath, saved: SavedStatistics) -> None:
@@ -93,6 +104,19 @@ def load_statistics(path: StrPath) -> SavedStatistics:
         return SavedStatistics(source, totals, None if progress is None else Progress.from_state(progress))
 
     return read_state(path, _KIND, restored)
+
+
+def as_reference(given: SavedStatistics | StrPath) -> SavedStatistics:
+    """``given``, or what its file holds, with ranges.
+
+    Raises:
+        InputError: There is no such file, or the statistics hold no ranges.
+    """
+    saved = given if isinstance(given, SavedStatistics) else load_statistics(given)
+    if not saved.totals.ranges:
+        do = "measure again with ‹StatisticsCollector(net, ranges=True)|`hookscope stats --save`›"
+        raise InputError("these statistics hold no ranges, so they are no reference", do=do)
+    return saved
 
 
 def merge_statistics(paths: Sequence[StrPath], on_note: Callable[[str, str], None] = warn_of_image) -> SavedStatistics:

@@ -16,7 +16,7 @@ from hookscope.errors import InputError
 from hookscope.hooks import MODEL, Call
 from hookscope.inspection import inspect
 from hookscope.models import as_loaded
-from hookscope.statistics import SavedStatistics, StatisticsCollector, held_by, load_statistics, save_statistics
+from hookscope.statistics import SavedStatistics, StatisticsCollector, held_by, load_statistics
 from tests.nets import Function
 
 
@@ -210,8 +210,10 @@ def test_a_limit_allows_a_small_shift_and_layers_without_limits() -> None:
 
 def test_a_reference_is_a_file_with_seven_digits(tmp_path) -> None:
     path, whole, model = tmp_path / "reference.json", saved(net(), images(48, 0)), net()
-    save_statistics(path, whole)
+    whole.save(path)
     reference = load_statistics(path)
+    assert repr(reference).count("\n") == 0 and f"ranges={len(whole.totals.ranges)})" in repr(reference)
+    assert against_reference(saved(net(), images(6, 2), 3), path).sentence == against(net(), images(6, 2)).sentence
     assert against(model, images(6, 2), reference).finding is None
     assert reference.totals.held.keys() == whole.totals.held.keys()
     for key, each in reference.totals.ranges.items():
@@ -239,6 +241,10 @@ def test_what_no_reference_can_say_is_an_error() -> None:
     del reference.totals.ranges["(model)"]
     with pytest.raises(InputError, match="no call that this model has"):
         against(net(), images(4, 2), reference)
+    with StatisticsCollector(net()) as without:
+        without.model(images(9, 0))
+    with pytest.raises(InputError, match=r"hold no ranges.*ranges=True"):
+        against(net(), images(4, 2), SavedStatistics.of(net(), without.totals))
 
 
 def test_renamed_layers_pair_as_in_compare() -> None:
@@ -249,7 +255,7 @@ def test_renamed_layers_pair_as_in_compare() -> None:
     assert found.finding is not None and found.finding.layer == "body.3"
 
 
-def test_the_first_place_of_an_inspection_is_the_reference() -> None:
+def test_the_first_place_of_an_inspection_is_the_reference(tmp_path) -> None:
     from PIL import Image
 
     def pictures(count: int, seed: int) -> list[Image.Image]:
@@ -269,7 +275,8 @@ def test_the_first_place_of_an_inspection_is_the_reference() -> None:
     assert any("in the range of the reference" in note for note in sound.notes)
     broken = copy.deepcopy(small)
     broken[2].weight.data.mul_(3)
-    place = inspect(as_loaded(broken), pictures(3, 5), reference=reference).places[0]
+    reference.save(tmp_path / "healthy.json")
+    place = inspect(as_loaded(broken), pictures(3, 5), reference=str(tmp_path / "healthy.json")).places[0]
     assert (place.kind, place.layer, place.severity) == ("left-range", "2", "error")
 
 
