@@ -16,7 +16,7 @@ from hookscope.display import Cells, Shown
 from hookscope.errors import InputError, UsageError
 from hookscope.findings import counted
 from hookscope.hooks import Layers
-from hookscope.images import is_remote, warn_of_image
+from hookscope.images import is_remote, list_pictures, warn_of_image
 from hookscope.jobs import (
     Part,
     Progress,
@@ -164,7 +164,7 @@ def _same_images(first: StrPath, second: StrPath, exists: str) -> InputError:
 
 def measure_images(
     loaded: LoadedModel,
-    paths: Sequence[str],
+    paths: StrPath | Iterable[StrPath],
     layers: Layers | None = None,
     types: Iterable[str] | None = None,
     *,
@@ -181,9 +181,9 @@ def measure_images(
     With ``save`` the file is written about every ten seconds and whenever the run ends, also by an exception or a
     signal. A later run with ``resume`` measures only the images that are missing in the file.
 
-    ``paths`` keep their order between runs; ``layers``, ``types`` and ``ops`` are as in the collector. ``every``
-    stands for every call of every module but those that hand on what another returned. With ``ranges`` or ``save`` the
-    result is a reference. ``run`` says how the run is done.
+    ``paths``, files and folders, keep their order between runs; ``layers``, ``types`` and ``ops`` are as in the
+    collector. ``every`` stands for every call of every module but those that hand on what another returned. With
+    ``ranges`` or ``save`` the result is a reference. ``run`` says how the run is done.
 
     Raises:
         InputError: No image could be used, or ``save`` holds statistics of another model or of other images.
@@ -201,7 +201,7 @@ def measure_images(
     settings = {"rank": rank, "ops": ops, "handed_on": not every, "ranges": ranges or save is not None}
     kinds, size = tuple(types) if types else None, run.images_in_pass
     job = StatisticsJob("*" if every else layers, kinds, settings, size, run.workers)
-    measured = StatisticsRun(loaded, paths, job, run, save, source)
+    measured = StatisticsRun(loaded, list_pictures(paths), job, run, save, source)
     measured.do(resume)
     return measured.state()
 
