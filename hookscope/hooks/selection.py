@@ -275,8 +275,10 @@ class Selection:
                 some = nearest(name, names) or some
                 do = "list them with ‹list_layers(model, types='all')|list-layers --type all›"
                 if OPERATION in name:
-                    some = "it names an operation"
-                    do = "‹trace_events(…, ops=True, values=10_000) records it|stats, check, compare and trace take --ops›"
+                    some, do = (
+                        "it names an operation",
+                        "‹trace_events(…, ops=True, values=10_000) records it|add --ops›",
+                    )
                 raise LayerError(f"no layer '{name}' in {what}", some, do, kind="layer", name=name)
 
     def check_operations(self, names: Sequence[str]) -> None:

@@ -293,7 +293,7 @@ def measure(*paths: str, preprocess: str = "none", input_size: Any = None, **opt
     model = load_model("nets.py:net", preprocess=preprocess, input_size=input_size)
     files = {name: options.pop(name) for name in ("save", "resume") if name in options}
     run = settings(**{"batch_size": 2, "skipped": ignore, **options})
-    return measure_images(model, list(map(Path, paths)) or PATHS, **files, run=run)
+    return measure_images(model, [path if "//" in path else Path(path) for path in paths or PATHS], **files, run=run)
 
 
 def progress_of(saved: SavedStatistics) -> tuple[int, int, int]:
