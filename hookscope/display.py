@@ -6,6 +6,7 @@ import base64
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from numbers import Number
+from shutil import get_terminal_size
 from typing import TYPE_CHECKING, Any, Generic, SupportsIndex, TypeVar, overload
 
 from hookscope.columns import ALWAYS, Columns
@@ -13,6 +14,7 @@ from hookscope.errors import printable
 
 NOTHING_MEASURED = "nothing was measured"
 _MOST_ROWS, _MOST_LINES, _LONGEST, _LONGEST_LINE = 12, 6, 60, 120  # rows, rows of text, characters, columns
+_LONGEST_TEXT = 250  # of a finding, and so of a cell where there is room
 
 
 @dataclass(frozen=True)
@@ -63,15 +65,20 @@ class Shown:
 
     def __repr__(self) -> str:
         cells = {name: words(value) for name, value in self._cells().items() if not isinstance(value, Picture)}
-        line = f"{type(self).__name__}({', '.join(f'{name}={text}' for name, text in cells.items() if text)})"
-        rows = self._rows()
-        return "\n".join([_cut(printable(line), 2 * _LONGEST_LINE), *([repr(Rows(rows))] if rows else [])])
+        parts = [printable(f"{name}={_cut(text, _LONGEST_TEXT)}") for name, text in cells.items() if text]
+        line, table = ", ".join(parts), self._table()
+        line = line if len(line) < 2 * _LONGEST_LINE else ",".join(f"\n  {part}" for part in parts)
+        return "\n".join([f"{type(self).__name__}({line})", *([repr(table)] if table else [])])
 
     def _repr_html_(self) -> str:
         cells = {name: value for name, value in self._cells().items() if isinstance(value, Picture) or words(value)}
-        rows = self._rows()
-        table = html_table([cells], type(self).__name__, as_columns=False)
-        return table + (Rows(rows)._repr_html_() if rows else "")
+        table = self._table()
+        return html_table([cells], type(self).__name__, as_columns=False) + (table._repr_html_() if table else "")
+
+    def _table(self) -> Rows[Any]:
+        table = Rows(self._rows())
+        table.place = f".{self._row_field}" if self._row_field else None
+        return table
 
     if not TYPE_CHECKING:  # type checkers know what a class has itself
 
@@ -115,6 +122,7 @@ class Table:
 
     __slots__ = ()
     nothing = "[]"
+    place: str | None = ""  # of the table in the result that shows it; None if it has no name
 
     def records(self) -> list[dict[str, Any]]:
         """A dictionary for each row, with the fields of CSV: ``pandas.DataFrame(rows.records())``."""
@@ -125,13 +133,13 @@ class Table:
 
     def __repr__(self) -> str:
         every: Any = self
-        rows, more = _first(cells_of(every), _MOST_LINES)
+        rows, more = _first(cells_of(every), _MOST_LINES, self.place)
         needs = {column.name: column.need for column in _columns_of(every) or ()}
         return "\n".join([*text_lines(rows, needs), *([more] if more else [])]) if rows else self.nothing
 
     def _repr_html_(self) -> str:
         every: Any = self
-        rows, more = _first(cells_of(every), _MOST_ROWS)
+        rows, more = _first(cells_of(every), _MOST_ROWS, self.place)
         return html_table(rows, more=more) if rows else f"<p>{self.nothing}</p>"
 
 
@@ -199,21 +207,27 @@ def html_table(rows: Sequence[Cells], title: str = "", more: str = "", *, as_col
 def text_lines(rows: Sequence[Cells], needs: Mapping[str, int] | None = None) -> Iterator[str]:
     """A table of text: a header, and a line for each row; pictures are left out.
 
-    Columns that do not fit are left out too: those with the lowest of ``needs`` first, then the last.
+    Columns that do not fit are left out too: those with the lowest of ``needs`` first, then the last. The first long
+    cells take the width that is left.
     """
     shown = _same_columns([{n: v for n, v in row.items() if not isinstance(v, Picture)} for row in rows])
     names = list(shown[0])
     lines = [
         list(map(printable, names)),
-        *([_cut(printable(words(row[name]) or "-"), _LONGEST) for name in names] for row in shown),
+        *([_cut(printable(words(row[name]) or "-"), _LONGEST_TEXT) for name in names] for row in shown),
     ]
     numbers = [all(isinstance(row[name], int | float | None) for row in shown) for name in names]
-    widths = [max(map(text_width, column)) for column in zip(*lines, strict=True)]
+    whole = [max(map(text_width, column)) for column in zip(*lines, strict=True)]
+    widths = [min(width, _LONGEST) for width in whole]
     kept = sorted(range(len(names)), key=lambda at: (-(needs or {}).get(names[at], ALWAYS), at))
-    while len(kept) > 1 and sum(widths[at] + 2 for at in kept) - 2 > _LONGEST_LINE:
+    most = max(_LONGEST_LINE, get_terminal_size((0, 0)).columns)
+    while (left := most + 2 - sum(widths[at] + 2 for at in kept)) < 0 and len(kept) > 1:
         kept.pop()
+    for at in sorted(kept):
+        more = max(0, min(whole[at] - widths[at], left))
+        widths[at], left = widths[at] + more, left - more
     for line in lines:
-        cells = [(line[at], widths[at], numbers[at]) for at in sorted(kept)]
+        cells = [(_cut(line[at], widths[at]), widths[at], numbers[at]) for at in sorted(kept)]
         padded = [(" " * (width - text_width(text)), text, number) for text, width, number in cells]
         yield "  ".join(blank + text if number else text + blank for blank, text, number in padded).rstrip()
 
@@ -258,10 +272,11 @@ def text_width(text: str) -> int:
     return wcwidth.width(text)
 
 
-def _first(rows: list[Cells], most: int) -> tuple[list[Cells], str]:
-    """The first rows, and how many more there are."""
+def _first(rows: list[Cells], most: int, place: str | None) -> tuple[list[Cells], str]:
+    """The first rows, how many more there are, and what has them all."""
     left = len(rows) - most
-    return (rows, "") if left <= 1 else (rows[:most], f"and {left:,} more rows")
+    more = f"and {left:,} more rows" + ("" if place is None else f"; {place}.records() has all")
+    return (rows, "") if left <= 1 else (rows[:most], more)
 
 
 def _same_columns(rows: Sequence[Cells]) -> list[dict[str, Any]]:
@@ -272,8 +287,9 @@ def _same_columns(rows: Sequence[Cells]) -> list[dict[str, Any]]:
 
 
 def _cut(text: str, longest: int) -> str:
-    """``text`` without its middle where it is long; of a sentence whole words are left."""
-    start, end = text[: longest // 2], text[len(text) - longest // 2 + 1 :]
-    if " " in start and " " in end:
-        start, end = f"{start.rpartition(' ')[0]} ", f" {end.partition(' ')[2]}"
-    return text if len(text) <= longest else f"{start}…{end}"
+    """A long ``text`` without its middle; of a sentence the first words are left."""
+    if len(text) <= longest:
+        return text
+    if " " in text[longest // 2 : longest - 1]:
+        return f"{text[: longest - 1].rpartition(' ')[0]} …"
+    return f"{text[: longest // 2]}…{text[len(text) - longest // 2 + 1 :]}"

@@ -56,7 +56,7 @@ MOST_CHANNELS_FOR_RANK = 2048
 """A wider layer gets no effective rank: its covariance would take 130 MB, and its eigenvalues minutes."""
 
 
-class StatisticsCollector(Shown):
+class StatisticsCollector(Shown, rows="table()"):
     """Statistics of every selected layer call over all forward passes of ``model`` inside the ``with`` block.
 
     Memory does not grow with the number of images. An output is measured in the hook of its layer, before a later

@@ -179,7 +179,7 @@ _Part = TypeVar("_Part", LayerAccumulator, BatchNormAccumulator, CallRange)
 
 
 @dataclass(repr=False)
-class RunningStatistics(Shown):
+class RunningStatistics(Shown, rows="statistics()"):
     """Accumulators of layer calls and BatchNorms, in order of execution, over ``images`` images.
 
     Attributes:
