@@ -97,10 +97,19 @@ _THUMBNAIL = 224  # pixels of the longer side, at most
 def with_provenance(image: Image.Image, provenance: Mapping[str, Any]) -> Image.Image:
     """``image`` with ``provenance`` as JSON in ``image.info["hookscope"]``, where Pillow puts it when it reads a file.
 
-    ``provenance`` must be JSON: ValueError for NaN and Inf, TypeError for a tensor.
+    Its ``save`` keeps it in PNG files. ``provenance`` must be JSON: ValueError for NaN and Inf, TypeError for a tensor.
     """
     image.info[PROVENANCE] = json.dumps(dict(provenance), allow_nan=False, separators=(",", ":"))
+    image.__class__ = _DrawnImage
     return image
+
+
+class _DrawnImage(Image.Image):
+    def save(self, fp: Any, format: str | None = None, **params: Any) -> None:
+        # uncompressed text: `strings` and `exiftool` show it, and Pillow refuses compressed text above 1 MiB
+        text = PngInfo()
+        text.add_text(PROVENANCE, self.info[PROVENANCE])
+        super().save(fp, format, **{"pnginfo": text, **params})
 
 
 def encode_png(image: Image.Image, provenance: Mapping[str, Any] | None = None) -> bytes:
@@ -111,10 +120,7 @@ def encode_png(image: Image.Image, provenance: Mapping[str, Any] | None = None) 
     """
     if provenance is not None:
         with_provenance(image, provenance)
-    # uncompressed text: `strings` and `exiftool` show it, and Pillow refuses compressed text above 1 MiB
-    info = PngInfo()
-    info.add_text(PROVENANCE, image.info[PROVENANCE])
-    return image_bytes(image, pnginfo=info, compress_level=1)
+    return image_bytes(image, compress_level=1)
 
 
 def image_bytes(image: Image.Image, kind: str = "PNG", **options: Any) -> bytes:

@@ -170,7 +170,7 @@ def draw_sheet(
 
     Each map is magnified by nearest neighbour and has its channel number. NaN is magenta, +Inf red, -Inf light blue. If
     each channel has its own scale, constant maps are grey, and their value is written above them. Single values are
-    drawn as bars.
+    drawn as bars. `read_sheet` gives the values of a PNG file that its ``save`` wrote.
 
     Args:
         activation: Feature maps ``(C, H, W)``, one map ``(H, W)``, any output of a layer that `capture` keeps, such as
@@ -225,7 +225,9 @@ def draw_sheet(
     if names and not any(part.names for part in summary.parts):
         raise UsageError(f"there are {len(names)} names for {summary.parts[0].tiles.total} channels")
     style = Style(columns, cell, cmap or parsed.cmap, plain, alpha)
-    return _composed(summary, title, Origin.of(net), style, [[image]] if image else None)[0]
+    origin = Origin.of(net)
+    drawn, facts, _ = _composed(summary, title, origin, style, [[image]] if image else None)
+    return with_provenance(drawn, {**origin.facts(), "title": title, **facts})
 
 
 def draw_overlay(
@@ -271,22 +273,20 @@ def draw_call(
     style = style or Style()
     index = "" if call.index is None else f"   index {call.index}"
     title = f"{call.key or call.type}   {call.type}{index}"
-    image, places, left_out = _composed(summary, title, origin, style, frames)
+    image, facts, left_out = _composed(summary, title, origin, style, frames)
     provenance = {
         **origin.facts(),
         "layer": call.name,
         **{name: getattr(call, name) for name in ("call", "index", "order", "type")},
-        "shape": summary.shape,
-        **page_facts(image, summary.parts[0].tiles.scale, style.cmap, style.alpha is not None),
-        "parts": places,
+        **facts,
     }
     return Sheet(with_provenance(image, provenance), provenance, left_out)
 
 
 def _composed(
     summary: ActivationSummary, title: str, origin: Origin, style: Style, frames: Frames | None
-) -> tuple[Image.Image, list[dict[str, Any]], int]:
-    """The image, where its parts lie and what they show, and how many channels were left out."""
+) -> tuple[Image.Image, dict[str, Any], int]:
+    """The image, what `read_sheet` asks of it, and how many channels were left out."""
     margin = 0 if style.plain else MARGIN
     most = MOST_PIXELS // len(summary.parts)
     blocks = [_block(part, style, most) for part in summary.parts]
@@ -312,7 +312,9 @@ def _composed(
             if bar is not None and part.tiles.shared:
                 overlay.add_bar(part.tiles, margin + bar, colour_bar("", "", "").shape[0])
         image = overlay.whole
-    return image, places, sum(block.grid.left_out for block in blocks if block.grid)
+    facts = page_facts(image, summary.parts[0].tiles.scale, style.cmap, style.alpha is not None)
+    left_out = sum(block.grid.left_out for block in blocks if block.grid)
+    return image, {"shape": summary.shape, **facts, "parts": places}, left_out
 
 
 def _block(part: SheetPart, style: Style, most: int) -> _Block:

@@ -73,7 +73,7 @@ class SavedStatistics(Shown):
         return cls(StatisticsSource.of(as_loaded(net), "all", False), totals)
 
     def save(self, path: StrPath) -> None:
-        """Write these to ``path`` with `save_statistics`, for `load_statistics` and ``hookscope check --reference``."""
+        """Write these to ``path`` with `save_statistics`, for `load_statistics`."""
         save_statistics(path, self)
 
     def _cells(self) -> Cells:
@@ -115,7 +115,7 @@ def as_reference(given: SavedStatistics | StrPath) -> SavedStatistics:
     saved = given if isinstance(given, SavedStatistics) else load_statistics(given)
     if not saved.totals.ranges:
         do = "measure again with ‹StatisticsCollector(net, ranges=True)|`hookscope stats --save`›"
-        raise InputError("these statistics hold no ranges, so they are no reference", do=do)
+        raise InputError("these statistics hold no ranges, which a reference needs", do=do)
     return saved
 
 

@@ -256,8 +256,16 @@ def test_pictures_that_hold_no_values(tmp_path: Path) -> None:
     assert refused(written(path, random(1, 3, 4, 4), frames=[[photograph]], alpha=0.5)).startswith("FILE is an overlay")
     write_png(photograph, path, {"model": "resnet18"})
     assert refused(path) == "FILE is not a sheet of feature maps; visualize draws sheets"
-    photograph.save(path)
+    Image.new("RGB", (9, 9)).save(path)
     assert "has no provenance" in refused(path)
+
+
+def test_the_save_of_a_drawn_sheet_keeps_its_values(tmp_path: Path) -> None:
+    maps = random(1, 3, 4, 4)
+    hookscope.draw_sheet(maps, title="conv", channels=[2, 0]).save(tmp_path / "a.png")
+    [(channels, values)] = hookscope.read_sheet(tmp_path / "a.png").values()
+    assert channels == [2, 0] and values == pytest.approx(maps[0, [2, 0]].numpy(), abs=0.02)
+    assert read_provenance(tmp_path / "a.png")["title"] == "conv"
 
 
 def test_pictures_changed_since(tmp_path: Path) -> None:
