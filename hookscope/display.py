@@ -13,8 +13,8 @@ from hookscope.columns import ALWAYS, Columns
 from hookscope.errors import printable
 
 NOTHING_MEASURED = "nothing was measured"
-_MOST_ROWS, _MOST_LINES, _LONGEST, _LONGEST_LINE = 12, 6, 60, 120  # rows, rows of text, characters, columns
-_LONGEST_TEXT = 250  # of a finding, and so of a cell where there is room
+_MOST_ROWS, _MOST_LINES, _LONGEST_LINE = 12, 6, 120  # rows, rows of text, columns
+_LONGEST, _LONGEST_TEXT = 60, 250  # characters of a cell, and where there is room
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,8 @@ class Shown:
         return columns.cells([self])[0]
 
     def _rows(self) -> Sequence[Any]:
-        return getattr(self, self._row_field) if self._row_field else ()
+        rows = getattr(self, self._row_field.removesuffix("()")) if self._row_field else ()
+        return rows() if callable(rows) else rows
 
     def __repr__(self) -> str:
         cells = {name: words(value) for name, value in self._cells().items() if not isinstance(value, Picture)}

@@ -184,8 +184,9 @@ def first_line(error: BaseException, longest: int = 200) -> str:
 
 
 def kind_of(value: object) -> str:
-    """What a wrong argument is, in a word: ``None``, ``text`` or the name of its class."""
-    return "None" if value is None else "text" if isinstance(value, str) else type(value).__name__
+    """What a wrong argument is, in a word: ``None``, ``text``, ``the class X`` or the name of its class."""
+    kind = f"the class {value.__name__}" if isinstance(value, type) else type(value).__name__
+    return "None" if value is None else "text" if isinstance(value, str) else kind
 
 
 def path_of(given: Any) -> str:

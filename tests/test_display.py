@@ -304,6 +304,12 @@ def test_of_a_long_sentence_the_first_words_are_left(monkeypatch: pytest.MonkeyP
     assert f"\n  evidence={sentence},\n  meaning={sentence})" in repr(finding)
 
 
+def test_the_place_and_the_box_of_an_exemplar_do_not_look_like_shapes(net: LoadedModel) -> None:
+    most = hookscope.find_exemplars(net, STAR, "features.12.squeeze")[0].channels[0].most
+    row = most.records()[0]  # type: ignore[attr-defined]
+    assert eval(row["place"]) == most[0].place and eval(row["box"]) == most[0].box
+
+
 def test_an_image_that_is_given_twice_is_inspected_once(net: LoadedModel) -> None:
     star = hookscope.open_image(STAR)
     with pytest.warns(ImageWarning, match="^image 1: left out: an earlier image has the same content$"):

@@ -214,7 +214,7 @@ class Side:
         like = net.preprocess.like(other.net.preprocess)
         if not isinstance(given, nn.Module) or like is net.preprocess:
             return self
-        note_input(f"{net.name} does not say how an image becomes its input: it gets the steps of {other.net.name}")
+        note_input(f"{net.name} does not say how an image becomes its input: it gets the steps of the other model")
         return replace(self, net=replace(net, preprocess=like))
 
     @property

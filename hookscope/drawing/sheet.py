@@ -108,7 +108,7 @@ class Origin:
     def words(self) -> list[str]:
         """Weights that are not random, image and preprocessing, as far as they are known."""
         weights = "" if self.is_random or not self.weights else f"weights: {self.weights}"
-        preprocess = f"preprocessing: {self.preprocess}" if self.preprocess else ""
+        preprocess = f"preprocessing: {self.preprocess.removeprefix('preprocess ')}" if self.preprocess else ""
         return [word for word in (weights, self.images, preprocess) if word]
 
 

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from hookscope.hooks import Call
 
 
-@dataclass(frozen=True, slots=True)
-class Exemplar:
+@dataclass(frozen=True, slots=True, repr=False)
+class Exemplar(Shown):
     """An image that excites a channel, and where.
 
     Attributes:
@@ -45,6 +45,11 @@ class Exemplar:
     box: Box = (0, 0, 0, 0)
     size: tuple[int, int] = (0, 0)
     image: Image.Image | None = field(default=None, compare=False, repr=False)
+
+    def _cells(self) -> Cells:
+        place, box = (",".join(map(str, each)) if self.place else "" for each in (self.place or (), self.box))
+        about = {name: getattr(self, name) for name in ("value", "position", "name", "label")}
+        return about | {"place": place, "box": box, "sha256": self.sha256}
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -163,8 +168,7 @@ def _best(name: str) -> Callable[[ChannelExemplars], Any]:
 
 
 def _box(channel: ChannelExemplars) -> str | None:
-    best = channel.most[0] if channel.most else None
-    return ",".join(map(str, best.box)) if best is not None and best.place is not None else None
+    return (channel.most[0]._cells()["box"] or None) if channel.most else None
 
 
 def _synthesized(channel: ChannelExemplars) -> float | None:

@@ -161,7 +161,8 @@ class _Layer:
         if len(activations.calls) != 1:
             names = ", ".join(call.key for call in activations.calls[:3])
             exists = f"it selects {len(activations.calls)} calls: {names}" if names else "it did not run"
-            raise UsageError(f"one layer is needed, and got {self.layer}", exists, "choose one call: list-layers")
+            do = "choose one call: ‹list_layers|list-layers›"
+            raise UsageError(f"one layer is needed, and got {self.layer}", exists, do)
         [call] = activations.calls
         tensors = {name: tensor for name, tensor in tensors_in(activations[call.key]).items() if tensor.numel()}
         if (self.part and self.part not in tensors) or not tensors:

@@ -47,7 +47,7 @@ class ClassActivationMap(Shown):
         call: The call of the layer; for fused maps the names and types of all.
         prediction: What is explained: mostly a class, its score and probability.
         method: As `class_activation_maps` takes it.
-        values: ``(h, w)`` at the layer's resolution, ``(T, h, w)`` for a layer with several frames; without
+        values: NumPy array ``(h, w)`` at the layer's resolution, ``(T, h, w)`` for a layer with several frames; without
             normalisation, after the ReLU if the method has one.
         channels: Number of channels in the sum; of a map of attention the number of heads in all its layers.
         seen: ``(H, W)`` of the network's input.
@@ -386,5 +386,5 @@ def _parts_with_maps(call: Call, module: nn.Module, output: Any, shown: InputSiz
         )
     if single:
         raise NoMapError(f"the maps of {call.key} have one position", do="choose a layer before the pooling")
-    do = "choose a layer with feature maps: list-layers shows shapes"
+    do = "choose a layer with feature maps: ‹list_layers|list-layers› shows shapes"
     raise NoMapError(f"the output of {call.key or MODEL} is not a feature map", do=do)

@@ -65,7 +65,7 @@ class OverlaySource:
         """The model and the method, the image and its preprocessing; what is not known is left out."""
         origin = self.origin
         weights = f"weights: {origin.weights}" if origin.weights else ""
-        preprocess = f"preprocessing: {origin.preprocess}" if origin.preprocess else ""
+        preprocess = f"preprocessing: {origin.preprocess.removeprefix('preprocess ')}" if origin.preprocess else ""
         lines = [(origin.model, weights, f"method: {method}"), (origin.images, preprocess)]
         return [", ".join(filter(None, words)) for words in lines if any(words)]
 

@@ -41,7 +41,7 @@ class Saliency(Shown):
     Attributes:
         prediction: What is explained: mostly a class, its score and probability.
         method: As `saliency_maps` takes it.
-        values: ``(C, H, W)`` signed, in units of the score; for gradients per unit of the prepared image.
+        values: Tensor ``(C, H, W)``, signed, in units of the score; for gradients per unit of the prepared image.
         expected: What the sum of ``values`` should be: the score minus the score of an image of zeros for Integrated
             Gradients, the score for lrp; None for other methods.
         unguided: Number of ReLU functions in a ``forward``, which guided methods cannot hook.

@@ -24,8 +24,8 @@ class FeatureBatch(Shown):
         names: Their paths, or numbers for tensors.
         sha256: Hexadecimal SHA-256 of the bytes of each file, empty for tensors.
         labels: The name of the folder of each image, or the label that a data set gives; empty if there is none.
-        features: ``(N, ...)`` on the CPU by column: the key of the call, ``layer4`` or ``layer4.0.relu#1``, with the
-            part of an output of several, ``backbone out``; then ``logits`` and ``probability CLASS`` if wanted.
+        features: Tensors ``(N, ...)`` on the CPU by column: the key of the call, ``layer4`` or ``layer4.0.relu#1``,
+            with the part of an output of several, ``backbone out``; ``logits`` and ``probability CLASS`` if wanted.
         overflowed: How many finite values of each column became Inf in the data type of the features.
     """
 

@@ -170,7 +170,7 @@ class Extraction(Shown):
         return {**cells, "next": "iterate, or call .array(layer) or .save(file)"}
 
     def array(self, column: str | int | None = None) -> NDArray[Any]:
-        """The features of all images as one array; ``column`` is a layer or its number, needed if there are several."""
+        """The features of all images, an array of NumPy; ``column`` is a layer or its number, needed if several."""
         rows: list[NDArray[Any]] = []
         for batch in self:
             names = [*batch.features]

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.utils.weak import WeakIdRef
 
-from hookscope.errors import ModelError, UsageError
+from hookscope.errors import ModelError, UsageError, kind_of
 from hookscope.hooks.registration import check_hookable
 from hookscope.hooks.tensors import as_float, as_plain, finite_values, map_tensors, tensors_in
 
@@ -39,8 +39,9 @@ def module_of(model: AnyModel) -> nn.Module:
     module = model if isinstance(model, nn.Module) else getattr(model, "model", None)
     if isinstance(module, nn.Module):
         return module
-    what = f"the class {model.__name__}" if isinstance(model, type) else f"{type(model).__name__} {str(model)[:40]!r}"
-    raise UsageError(f"{what} is not a model", do="give an nn.Module, or what load_model returns")
+    what = f"text {model[:40]!r}" if isinstance(model, str) else kind_of(model)
+    of_class = f"an instance, such as {model.__name__}()" if isinstance(model, type) else ""
+    raise UsageError(f"{what} is not a model", do=f"give {of_class or 'an nn.Module, or what load_model returns'}")
 
 
 def names_of(model: AnyModel, categories: Sequence[str] | None = None) -> Sequence[str] | None:

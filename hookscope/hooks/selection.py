@@ -255,7 +255,8 @@ class Selection:
         idle = [name for name in did_not_run if name in self.plain_names]
         if idle or not any_ran:
             asked = f"{', '.join(name or MODEL for name in idle[:3]) or 'no chosen layer'} did not run"
-            raise LayerError(asked, do="choose a layer that runs: list-layers", name=idle[0] if idle else "")
+            do = "choose a layer that runs: ‹list_layers|list-layers›"
+            raise LayerError(asked, do=do, name=idle[0] if idle else "")
 
     def is_explicit(self, call: Call) -> bool:
         """Whether the exact name or the index of ``call`` is a term, rather than a pattern, a range or ``all``."""
@@ -275,10 +276,8 @@ class Selection:
                 some = nearest(name, names) or some
                 do = "list them with ‹list_layers(model, types='all')|list-layers --type all›"
                 if OPERATION in name:
-                    some, do = (
-                        "it names an operation",
-                        "‹trace_events(…, ops=True, values=10_000) records it|add --ops›",
-                    )
+                    some = "it names an operation"
+                    do = "‹trace_events(…, ops=True, values=10_000) records it|add --ops›"
                 raise LayerError(f"no layer '{name}' in {what}", some, do, kind="layer", name=name)
 
     def check_operations(self, names: Sequence[str]) -> None:
@@ -368,7 +367,7 @@ class Selection:
                 kind = "range" if ":" in term.text else "index"
                 have = f"there are {total} {of_type} calls: 0 to {total - 1}" if total else f"no {of_type} ran"
                 meant = f"the layer named {term.text} is name:{term.text}" if term.text in named else ""
-                do = meant or "indices are as in list-layers"
+                do = meant or "indices are as in ‹list_layers|list-layers›"
                 asked = f"no {kind} {term.text}"
                 if not (term.from_the_end or term.within(_MANY)):
                     asked, do = f"the range {term.text} is empty", "the start comes first, and the stop is not in it"

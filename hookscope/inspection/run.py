@@ -104,8 +104,7 @@ def inspect(
         also: Names of further layers whose maps are kept, such as those that have exemplars.
         target: The class that is explained: its index, its name, or ``top:1`` for the best of each image.
         categories: Names of the classes; None for the names in ``net``.
-        reference: Statistics with ranges, as `load_statistics` reads them, or their file: the first place is then the
-            first call that left its range.
+        reference: Saved statistics with ranges, or their file: the first place is the first call that left its range.
         on_progress: Called as ``on_progress(done, total)`` after each image.
         on_phase: Called with the words for each part of the work that begins.
         on_note: Called with name and text of a note about an image; warns by default.

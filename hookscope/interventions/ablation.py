@@ -413,7 +413,7 @@ def ablate_each(
     check_finite_score(prediction)
     if not with_all.sites:
         without = f"the output of {listed(with_all.skipped, 3)} has no channels"
-        raise NoMapError(without, do="choose a layer with a tensor (N, C, ...): list-layers shows shapes")
+        raise NoMapError(without, do="choose a layer with (N, C, ...): ‹list_layers|list-layers› shows shapes")
     rows: list[ChannelWorth] = []
     total = sum(site.channels for site in with_all.sites)
     for site in with_all.sites:

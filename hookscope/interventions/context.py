@@ -261,8 +261,8 @@ class intervene:  # a `with` word, named as one reads it  # noqa: N801
         return f"layers with such parameters: {listed(layers, 3)}" if layers else "no layer has such a parameter"
 
     def _unknown(self, where: str, asked: str) -> LayerError:
-        do = "list layers with ‹list_layers(model, types='all')|list-layers --type all›, parameters with weights"
-        return LayerError(asked, nearest(where, self._names()), do)
+        do = "list layers with ‹list_layers(model, types='all')|list-layers --type all›, parameters with"
+        return LayerError(asked, nearest(where, self._names()), f"{do} ‹parameter_statistics(model)|weights›")
 
     def _names(self) -> list[str]:
         layers = [name for name, _ in self._model.named_modules(remove_duplicate=False)]

@@ -138,6 +138,7 @@ class Effect(Shown, rows="layers"):
         layers: The chosen calls from the first changed one on, in order of execution.
         changed: How often each call and parameter was changed, by key and name.
         missing: Keys of chosen calls in only one of the passes, such as calls of a head for another number of boxes.
+        changes: Where each intervention acts, and what it is: ``conv3 Zero``.
     """
 
     before: Any
@@ -145,6 +146,7 @@ class Effect(Shown, rows="layers"):
     layers: RowTuple[MovedLayer]
     changed: dict[str, int]
     missing: tuple[str, ...]
+    changes: tuple[str, ...] = ()
 
     def _cells(self) -> Cells:
         return {"changed": ", ".join(self.changed), "layers": len(self.layers), "missing": ", ".join(self.missing)}
@@ -191,7 +193,7 @@ def intervention_effect(
         [('0', True, 2.0), ('1', False, 2.0)]
     """
     model = module_of(model)
-    pairs = list(from_the_start(model, inputs, pairs_of(changes), types, seed))
+    pairs = list(from_the_start(model, inputs, given := list(pairs_of(changes)), types, seed))
     called, owners = _changed_layers(model, pairs)
     drawn = [*([] if keep is None else [Selection.of(keep)]), *([*called, *owners] if keep_changed else [])]
     measured = [layers_with_weights(model), *called] if layers is None else [Selection.of(layers)]
@@ -229,7 +231,8 @@ def intervention_effect(
     order, ran = list(before), {layer.call.key for layer in moved}
     missing = [key for key in order[order.index(moved[0].call.key) :] if key not in ran] if moved else []
     missing += [call.key for call in new if second.wanted(call)]
-    return Effect(output, changed_output, RowTuple(moved), dict(block.changed), tuple(missing))
+    words = tuple(f"{where} {getattr(change, '__name__', change)}" for where, change in given)
+    return Effect(output, changed_output, RowTuple(moved), dict(block.changed), tuple(missing), words)
 
 
 def _run(model: nn.Module, inputs: tuple[Any, ...], seed: int | None) -> Any:

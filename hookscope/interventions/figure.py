@@ -203,7 +203,7 @@ def draw_effect(
         photograph: The photograph that the input was made of.
         net: The model, which says where the channels of its layers are; a `LoadedModel` also names weights and
             preprocessing.
-        interventions: What the heading says of them, such as ``layer3 zero:channels=0-31``; by default what changed.
+        interventions: What the heading says of them, such as ``layer3 zero:channels=0-31``; by default its ``changes``.
         seed: Seed of the random numbers, for the heading.
         most_channels: Largest number of channels of a call that are drawn.
         cmap: A colour map of matplotlib.
@@ -246,7 +246,8 @@ def draw_effect(
     if why is not None and all(band.why for band in bands):
         raise NoMapError(f"{call.key or 'the model'} ({call.type}) cannot be drawn: {why.asked}", why.exists, why.do)
     page = DifferencePage([part for band in bands for part in band.parts])
-    _add_heading(page, origin, interventions or list(effect.changed), seed)
+    interventions = interventions or list(effect.changed and (effect.changes or effect.changed))
+    _add_heading(page, origin, interventions, seed)
     if photograph is not None and isinstance(net, LoadedModel):
         page.add_input(input_frames(net, [net.prepare(photograph)])[0])
     for band in bands:

@@ -80,7 +80,8 @@ def load_model(
     """
     model = os.fspath(model) if isinstance(model, os.PathLike) else model
     if not isinstance(model, str | ModelSource | nn.Module):
-        raise UsageError(f"model must be a name or a module, not {kind_of(model)}")
+        do = f"give an instance, such as {model.__name__}()" if isinstance(model, type) else ""
+        raise UsageError(f"model must be a name or a module, not {kind_of(model)}", do=do)
     choice = WeightsChoice.parse(weights)
     chosen = PreprocessChoice.parse(preprocess, mean, std, range, resize)
     input_size = None if input_size is None else tuple(as_size(input_size))

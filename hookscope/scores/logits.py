@@ -336,6 +336,7 @@ def predict(net: AnyModel, images: Any, target: Any = "top:5", categories: Class
         CategoriesError: the number of names differs from the number of classes.
         ImageError: an image cannot be read.
         InputError: the model refuses an image.
+        UsageError: there is no image.
 
     Example:
         >>> import hookscope
@@ -362,6 +363,8 @@ def predict(net: AnyModel, images: Any, target: Any = "top:5", categories: Class
                 classes = _classes_or_numbers(output, what, names, wanted)
         name = (picture and picture.name) or str(at)
         rows += [replace(row, image=name) for row in classes]
+    if not rows:
+        raise UsageError("there is no image to predict", do="give a file, a PIL image or a tensor")
     return rows
 
 

@@ -50,7 +50,6 @@ from .run import (
     load_statistics as load_statistics,
     measure_images as measure_images,
     merge_statistics as merge_statistics,
-    save_statistics as save_statistics,
 )
 from .totals import (
     BATCH_NORMS as BATCH_NORMS,

@@ -130,9 +130,6 @@ class StatisticsCollector(Shown, rows="table()"):
     def _cells(self) -> Cells:
         return {"model": type(self.model).__name__, **self.totals._cells()}
 
-    def _rows(self) -> Sequence[LayerStatistics]:
-        return self.table()
-
     def table(self) -> Rows[LayerStatistics]:
         """A row for each measured call, as ``totals.statistics()`` returns them."""
         return self.totals.statistics()

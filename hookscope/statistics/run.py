@@ -35,7 +35,7 @@ from hookscope.statistics.collector import StatisticsCollector
 from hookscope.statistics.totals import Coverage, RunningStatistics
 from hookscope.system import StrPath
 
-_GIVE = "give what ‹hookscope.statistics.save_statistics|`stats --save`› wrote"
+_GIVE = "give what ‹SavedStatistics.save|`stats --save`› wrote"
 _KIND = StateKind("saved statistics", _GIVE)
 
 
@@ -58,8 +58,7 @@ class StatisticsSource(RunIdentity):
 class SavedStatistics(Shown):
     """Running statistics, their source, and the progress of their run; None if merged from several runs.
 
-    ``coverage`` is of the run which made them; it is not saved. A reference is such statistics with ranges: what `of`
-    makes of a `StatisticsCollector` with ``ranges=True``, or `measure_images` with ``ranges=True``.
+    ``coverage`` is of the run which made them; it is not saved. With ``ranges`` in ``totals`` they are a reference.
     """
 
     source: StatisticsSource
@@ -73,22 +72,14 @@ class SavedStatistics(Shown):
         return cls(StatisticsSource.of(as_loaded(net), "all", False), totals)
 
     def save(self, path: StrPath) -> None:
-        """Write these to ``path`` with `save_statistics`, for `load_statistics`."""
-        save_statistics(path, self)
+        """Write these to ``path`` as JSON for `load_statistics`, whole or not at all; WriteError if that fails."""
+        progress = None if self.progress is None else self.progress.state_dict()
+        content = {"source": asdict(self.source), "progress": progress, "tally": self.totals.state_dict()}
+        write_state(path, _KIND, content)
 
     def _cells(self) -> Cells:
         source = {name: getattr(self.source, name) for name in ("model", "weights", "preprocess")}
         return {**source, **self.totals._cells(), "ranges": len(self.totals.ranges)}
-
-
-def save_statistics(path: StrPath, saved: SavedStatistics) -> None:
-    """Write ``saved`` to ``path`` as JSON, whole or not at all.
-
-    Raises:
-        WriteError: The file cannot be written; an earlier file is unchanged.
-    """
-    progress = None if saved.progress is None else saved.progress.state_dict()
-    write_state(path, _KIND, {"source": asdict(saved.source), "progress": progress, "tally": saved.totals.state_dict()})
 
 
 def load_statistics(path: StrPath) -> SavedStatistics:
@@ -107,11 +98,7 @@ def load_statistics(path: StrPath) -> SavedStatistics:
 
 
 def as_reference(given: SavedStatistics | StrPath) -> SavedStatistics:
-    """``given``, or what its file holds, with ranges.
-
-    Raises:
-        InputError: There is no such file, or the statistics hold no ranges.
-    """
+    """``given``, or what its file holds; an InputError if there is no such file, or it holds no ranges."""
     saved = given if isinstance(given, SavedStatistics) else load_statistics(given)
     if not saved.totals.ranges:
         do = "measure again with ‹StatisticsCollector(net, ranges=True)|`hookscope stats --save`›"
@@ -297,4 +284,4 @@ class StatisticsRun(SavedRun[MeasuredImages]):
         return SavedStatistics(self.source, self.totals, self.progress, self.coverage)
 
     def write(self, file: StrPath) -> None:
-        save_statistics(file, self.state())
+        self.state().save(file)

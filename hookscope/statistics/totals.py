@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any, Self, TypeVar
@@ -215,11 +215,7 @@ class RunningStatistics(Shown, rows="statistics()"):
     held: dict[str, Any] = field(default_factory=dict)
 
     def _cells(self) -> Cells:
-        note = "" if self.images else _NO_IMAGE
-        return {"images": self.images, "calls": len(self.layers), "note": note}
-
-    def _rows(self) -> Sequence[LayerStatistics]:
-        return self.statistics()
+        return {"images": self.images, "calls": len(self.layers), "note": "" if self.images else _NO_IMAGE}
 
     def statistics(self, duplicate_correlation: float = 0.9999) -> Rows[LayerStatistics]:
         """Statistics of each call so far, in order of execution.

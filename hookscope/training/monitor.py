@@ -12,7 +12,6 @@ from typing import Any, Self
 import torch
 from torch.optim import Optimizer
 
-from hookscope import statistics  # loaded for a reference alone, see there
 from hookscope._version import __version__
 from hookscope.errors import LayerError, ModelError, UsageError, check_whole, first_line, nearest
 from hookscope.findings import Findings
@@ -242,7 +241,7 @@ class Monitor(RunProgress):
         if self._reference is not None and inputs is not None:
             try:
                 self.reference = inputs.measured()
-                statistics.save_statistics(self._reference, self.reference)
+                self.reference.save(self._reference)
             except Exception as trouble:  # the run itself has succeeded
                 text = f"no reference was written: {first_line(trouble)}"
                 self._output.announce("no-reference", self._watcher.last_step, text)

@@ -11,7 +11,7 @@ import torch
 from hookscope.comparison import PAIRS
 from hookscope.drawing.files import read_provenance
 from hookscope.models import as_loaded
-from hookscope.statistics import SavedStatistics, StatisticsCollector, save_statistics
+from hookscope.statistics import SavedStatistics, StatisticsCollector
 from tests.cli.helpers import Run, one_error, rows
 from tests.cli.nets import Small
 from tests.exports import deployed, to_onnx
@@ -188,7 +188,7 @@ def test_two_saved_files_are_compared_and_what_needs_images_is_refused(run: Run,
     for name, seed in (("a.json", 0), ("b.json", 1)):
         with StatisticsCollector(net.model, ranges=True) as collector, torch.no_grad():
             net.model(torch.randn(8, 3, 32, 32, generator=torch.Generator().manual_seed(seed)))
-        save_statistics(here / name, SavedStatistics.of(net, collector.totals))
+        SavedStatistics.of(net, collector.totals).save(here / name)
     status, _, errors = run("--format", "tsv", a="a.json", b="b.json", image="")
     assert status == 0 and "in the range of the reference (8 images now, 8 in the reference)" in errors
     out = run("--format", "ndjson", a="a.json", b="b.json", image="")[1]

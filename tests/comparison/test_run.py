@@ -114,7 +114,7 @@ def test_agreement_is_that_of_the_scores(batch: Any) -> None:
 def test_a_module_gets_the_preprocessing_of_the_other_side() -> None:
     model = net()
     known = load_model(model, preprocess="half", input_size=(20, 30))
-    with pytest.warns(ImageWarning, match="it gets the steps of Sequential"):
+    with pytest.warns(ImageWarning, match="it gets the steps of the other model"):
         found = compare(known, copy.deepcopy(model), Image.effect_noise((60, 50), 90))
     assert found.answer.kind == "same" and found.a.preprocess == found.b.preprocess
 

@@ -343,7 +343,7 @@ def test_an_entry_that_fails_half_way_leaves_nothing() -> None:
         ("b.bais", lambda call, x: x, LayerError, "no layer or parameter 'b.bais'; nearest: b.bias"),
         ("-1", Zero(), SelectionError, "index -1 counts from the end, which is unknown while a pass runs; choose the"),
         ("0:-1", Zero(), SelectionError, "index 0:-1 counts from the end"),
-        (7, Zero(), LayerError, "no index 7; there are 2 Conv2d calls: 0 to 1; indices are as in list-layers"),
+        (7, Zero(), LayerError, "no index 7; there are 2 Conv2d calls: 0 to 1; indices are as in list_layers"),
         ("b#3", Zero(), LayerError, "no call 'b#3'; the layer ran once"),
         ("re:[", Zero(), SelectionError, "bad regular expression '['"),
         ("", Zero(), SelectionError, "empty layer selection"),
@@ -553,7 +553,7 @@ def test_an_index_that_is_the_name_of_a_layer() -> None:
     assert str(caught.value) == judge
     with intervene(net, {"name:2": Zero()}):
         assert not bool(net(X).any())
-    with pytest.raises(LayerError, match=r"no index 7; .*; indices are as in list-layers"), intervene(net, {7: Zero()}):
+    with pytest.raises(LayerError, match=r"no index 7; .*; indices are as in list_layers"), intervene(net, {7: Zero()}):
         net(X)
 
 

@@ -335,6 +335,9 @@ def test_random_weights_are_red_and_what_is_not_known_is_left_out(words: list[st
     image, _ = drawn(layer(before, before + 1), net=loaded("random (seed 0)"))
     assert "weights: random (seed 0), the network is not trained" in words
     assert (np.asarray(image) == colours.ALARM).any()
+    changes = {0: Zero(channels=1)}
+    draw_effect(intervention_effect(nn.Sequential(nn.Conv2d(3, 3, 1)), (random(1, 3, 4, 4),), changes, keep="all"))
+    assert "without and with 0 Zero(channels=1)" in words
 
 
 def test_more_channels_than_are_drawn_and_a_small_difference(words: list[str]) -> None:

@@ -273,6 +273,8 @@ def test_a_builder_that_warns_is_quiet() -> None:
 def test_wrong_arguments_are_refused() -> None:
     with pytest.raises(UsageError, match="model must be a name or a module, not int"):
         load_model(cast(Any, 3))
+    with pytest.raises(UsageError, match=r"not the class Conv2d; give an instance, such as Conv2d\(\)"):
+        load_model(cast(Any, nn.Conv2d))
     with pytest.raises(UsageError, match="keeps the image's own size"):
         load_model("squeezenet1_1", weights="none", preprocess="none", input_size=(64, 64))
 

@@ -213,6 +213,8 @@ def test_predictions() -> None:
     assert (best.index, best.label, best.score) == (2, "c", -2.0)
     with pytest.raises(CategoriesError, match="2 class names for 3 classes of the model; give the class names"):
         predictions(LOGITS[0], ["a", "b"])
+    with pytest.raises(UsageError, match="there is no image to predict"):
+        predict(nn.Flatten(), [])
     with pytest.raises(ModelError, match=r"gives 1x3x4x4 values.*; for a segmentation, .* take a class: try target=1"):
         class_scores(torch.zeros(1, 3, 4, 4))
 

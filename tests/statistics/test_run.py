@@ -31,8 +31,6 @@ from hookscope.statistics import (
     load_statistics,
     measure_images,
     merge_statistics,
-    run,
-    save_statistics,
 )
 from tests.helpers import ignore, settings
 from tests.statistics import judge
@@ -72,7 +70,7 @@ def saved(path: Path, first: int = 0, last: int = 9, **source: Any) -> Path:
     totals = RunningStatistics.from_state(measured(first, last).state_dict())
     totals.pictures.extend(range(first, last))
     progress = Progress.after(NAMES[first:], last - first)
-    save_statistics(path, SavedStatistics(replace(SOURCE, **source), totals, progress))
+    SavedStatistics(replace(SOURCE, **source), totals, progress).save(path)
     return path
 
 
@@ -80,7 +78,7 @@ def test_a_loaded_file_saves_the_same_bytes(tmp_path: Path) -> None:
     loaded = load_statistics(saved(tmp_path / "a.json"))
     assert loaded.source == SOURCE and loaded.progress == Progress.after(NAMES, 9)
     check_same(loaded.totals, measured(0, 9), rel=0)
-    save_statistics(tmp_path / "b.json", loaded)
+    loaded.save(tmp_path / "b.json")
     assert (tmp_path / "a.json").read_bytes() == (tmp_path / "b.json").read_bytes()
 
 
@@ -96,7 +94,7 @@ def test_merged_shards_equal_the_whole(tmp_path: Path, cuts: tuple[int, ...]) ->
 
 
 def test_an_empty_file_without_progress_adds_nothing(tmp_path: Path) -> None:
-    save_statistics(tmp_path / "empty.json", SavedStatistics(SOURCE, RunningStatistics()))
+    SavedStatistics(SOURCE, RunningStatistics()).save(tmp_path / "empty.json")
     check_same(merge_statistics([tmp_path / "empty.json", saved(tmp_path / "a.json")]).totals, measured(0, 9))
 
 
@@ -128,7 +126,7 @@ def test_other_files_and_shares_of_one(tmp_path: Path, other: bytes | float) -> 
     data = path.read_bytes()
     path.write_bytes(other if isinstance(other, bytes) else data[: int(other * len(data))])
     damaged = "" if other in READABLE else ", or is damaged"
-    do = "give what hookscope.statistics.save_statistics wrote"
+    do = "give what SavedStatistics.save wrote"
     assert f"a.json' holds no saved statistics{damaged}; {do}" in refusal(path)
 
 
@@ -224,7 +222,7 @@ def test_overlapping_files_are_refused_and_named(tmp_path: Path) -> None:
     a, b = saved(tmp_path / "a.json", 0, 4), saved(tmp_path / "b.json", 4, 9)
     overlapping = saved(tmp_path / "c.json", 3, 6)
     both = tmp_path / "both.json"
-    save_statistics(both, merge_statistics([a, b]))
+    merge_statistics([a, b]).save(both)
     (tmp_path / "copy.json").write_bytes(a.read_bytes())
     assert merge_statistics([both]).totals.pictures.tolist() == list(range(9))
     for one, other, text in [
@@ -414,11 +412,13 @@ def test_the_file_is_written_while_the_run_goes_on(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("hookscope.jobs.run._SAVE_EVERY", -1.0)
     monkeypatch.setattr("hookscope.jobs.run._SAVE_SHARE", 0.0)
 
-    def save(path: str, saved: SavedStatistics) -> None:
-        written.append(saved.totals.images)
-        save_statistics(path, saved)
+    plain = SavedStatistics.save
 
-    monkeypatch.setattr(run, "save_statistics", save)
+    def save(saved: SavedStatistics, path: str) -> None:
+        written.append(saved.totals.images)
+        plain(saved, path)
+
+    monkeypatch.setattr(SavedStatistics, "save", save)
     measure(save="s.json")
     assert written == [2, 4, 6, 7, 7]
 
@@ -479,7 +479,7 @@ def test_an_image_is_the_same_under_another_name() -> None:
 def test_a_file_without_identities_is_resumed_by_names(names: list[str]) -> None:
     saved = measure("0.png", "1.png", save="s.json")
     saved.totals.pictures = array("q")
-    save_statistics("s.json", saved)
+    saved.save("s.json")
     notes: list[str] = []
 
     def resume() -> SavedStatistics:

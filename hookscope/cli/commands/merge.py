@@ -38,5 +38,5 @@ class Merge(StatisticsCommand):
     def run(self) -> None:
         merged = statistics.merge_statistics(self.files, lambda name, text: note(f"Note: {name}: {text}"))
         if self.save is not None:
-            statistics.save_statistics(self.save, merged)
+            merged.save(self.save)
         self.report(merged)

@@ -24,6 +24,7 @@ _LONGEST_LINE = 1 << 22
 _MOST_CALLS = 20_000  # of layers: more take minutes
 _LISTS = {"layer": "rows", "note": "notes", "facts": "facts"}  # the fields of a run, by the kind of their lines
 _NO_METRICS = ("row", "loss", "passes", "learning_rate")  # in the line of a layer
+_GIVE = "give a log of `hookscope watch` or `hookscope.Monitor`"
 _SAMPLE, _FEWER = "sample fewer steps with ‹every|--every›", "watch fewer layers with ‹layers|--layer›"
 
 
@@ -65,10 +66,10 @@ def read_runs(path: StrPath) -> Rows[Run]:
         InputError: the file does not exist, is not the log of a run, or is too large for one.
 
     Example:
-        >>> read_runs("no.ndjson")
+        >>> read_runs("samples/train.py")
         Traceback (most recent call last):
         ...
-        hookscope.errors.InputError: no log 'no.ndjson': No such file or directory
+        hookscope.errors.InputError: 'samples/train.py' is not the log of a run; give a log of `hookscope watch` or ...
     """
     name = path_of(path)
     runs = Rows[Run]()
@@ -77,8 +78,7 @@ def read_runs(path: StrPath) -> Rows[Run]:
         with open(path, "rb") as stream:
             first = stream.readline(_LONGEST_LINE)
             if first and not _begins_a_log(first):
-                do = "give a log of `hookscope watch` or `hookscope.Monitor`"
-                raise InputError(f"'{name}' is not the log of a run", do=do)
+                raise InputError(f"'{name}' is not the log of a run", do=_GIVE)
             for text in chain([first], iter(lambda: stream.readline(_LONGEST_LINE), b"")):
                 line = _parsed(text)
                 if isinstance(line, dict):
@@ -98,7 +98,7 @@ def read_runs(path: StrPath) -> Rows[Run]:
                     exists = f"a run has more than {_MOST_CALLS:,} layer calls"
                     raise InputError(f"the log '{name}' is too large", exists, _FEWER)
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name
-        raise InputError(f"no log '{name}': {getattr(error, 'strerror', None) or error}") from error
+        raise InputError(f"no log '{name}': {getattr(error, 'strerror', None) or error}", do=_GIVE) from error
     return runs
 
 

@@ -96,7 +96,7 @@ def test_places_that_cannot_be_written_or_read(tmp_path: Path) -> None:
         RunLog(tmp_path)
     with pytest.raises(WriteError, match="its folder does not exist"):
         RunLog(tmp_path / "no" / "run.ndjson")
-    with pytest.raises(InputError, match=r"no log '.*': No such file"):
+    with pytest.raises(InputError, match=r"no log '.*': No such file or directory; give a log of"):
         read_runs(tmp_path / "none")
     with pytest.raises(InputError, match="Is a directory"):
         read_runs(tmp_path)
