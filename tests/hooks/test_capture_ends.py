@@ -253,7 +253,7 @@ def test_a_capture_is_open_once() -> None:
 
 @pytest.mark.parametrize("wrong", [None, "resnet18", nn.Conv2d, [chain()]])
 def test_what_is_no_model_is_refused_in_one_line(wrong: Any) -> None:
-    with pytest.raises(UsageError, match="is not a model; give an nn"):
+    with pytest.raises(UsageError, match="is not a model; give an "):
         hookscope.capture(wrong)
 
 
