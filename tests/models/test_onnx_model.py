@@ -125,9 +125,9 @@ def test_a_hook_that_runs_a_layer_again_leaves_the_output_to_the_runtime(file: s
     net = load_model(file).model
     up, session, ran = net.get_submodule("up"), net._session, list[Any]()
     net._session = SimpleNamespace(run=lambda names, feed: ran.append(names) or session.run(names, feed))
-    up.register_forward_hook(lambda module, args, output: print(module.forward(args[0] + 1)))
+    up.register_forward_hook(lambda module, args, output: ran.append(module.forward(args[0] + 1)))
     net(pictures)
-    assert len(ran) == 1
+    assert len([each for each in ran if isinstance(each, list)]) == 1
 
 
 @pytest.mark.parametrize("how", ["hook", "weight"])
