@@ -35,13 +35,15 @@ def with_causes(
     flat = list(flat_findings(series, classes, thresholds))
     if any(finding.finding == "learning-rate-vanishes" for finding in flat):  # which no layer causes
         symptoms = [finding for finding in symptoms if finding.finding not in ("no-update", "update-too-small")]
-    if all(f.severity == "note" or f.finding == "dead-channels" for f in symptoms):  # else they say why it is flat
+    weak = ["dead-channels"] if flat and "chance" in flat[0].numbers else []  # some dead channels do not make it guess
+    if all(f.severity == "note" or f.finding in weak for f in symptoms):  # else they say why the loss is flat
         is_flat = bool(flat) and flat[0].finding == "loss-flat"
         models = sorted({layer.model for layer in series.layers}) if is_flat else []
         is_lost = [is_flat and f.finding == "update-too-large" for f in symptoms]  # nothing shows that it recovered
         symptoms = [replace(f, severity="warning") if lost else f for f, lost in zip(symptoms, is_lost, strict=True)]
         reasons = [finding for model in models for finding in _of_model(model, series, thresholds, is_flat=True)]
-        symptoms = [*symptoms, *reasons, *flat]
+        late = [finding for finding in symptoms if finding.finding in weak]
+        symptoms = [*(finding for finding in symptoms if finding not in late), *reasons, *flat, *late]
     pairs = _causes(run, series, thresholds)
     if any(finding.finding == "dead-layer" for finding in symptoms):  # which is the cause of gradients of 0
         pairs = [(rule, finding) for rule, finding in pairs if "zero_gradients" not in finding.numbers]

@@ -130,7 +130,7 @@ def flat_findings(run: RunSeries, classes: float, thresholds: Limits) -> Iterato
     text += f"; guessing among {classes:.0f} classes gives {chance:.4g}" if guesses else ""
     frozen = [values[0] for values in (layer.values["frozen"] for layer in run.layers) if not np.isnan(values[0])]
     text += f"; {int(sum(frozen))} of {counted(len(frozen), 'layer')} with parameters frozen" if any(frozen) else ""
-    numbers = {"first": float(losses[0]), "last": last}
+    numbers = {"first": float(losses[0]), "last": last} | ({"chance": chance} if guesses else {})
     updates = [layer.values["update_to_weight"] for layer in run.layers if not layer.starts_small]
     update, rate = (float(np.nanmax([0.0, *values])) for values in (np.concatenate([[], *updates]), loss.rates))
     rates = f"{rate:g}" if loss.rates[0] == rate else f"{loss.rates[0]:g} at first, {rate:g} at most"
