@@ -147,6 +147,14 @@ class Table:
 class RowTuple(Table, tuple[Row, ...], Generic[Row]):
     """A tuple of rows that shows itself as a table."""
 
+    @overload
+    def __getitem__(self, index: SupportsIndex, /) -> Row: ...
+    @overload
+    def __getitem__(self, index: slice, /) -> RowTuple[Row]: ...
+    def __getitem__(self, index: SupportsIndex | slice, /) -> Row | RowTuple[Row]:
+        found = super().__getitem__(index)
+        return RowTuple(found) if isinstance(index, slice) else found  # type: ignore[arg-type, return-value]
+
 
 class Rows(Table, list[Row], Generic[Row]):
     """A list of rows that shows itself as a table."""

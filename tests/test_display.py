@@ -17,7 +17,7 @@ from torch import nn
 
 import hookscope
 from hookscope.comparison.facts import PAIRS
-from hookscope.display import Picture, Rows, Shown, engineering
+from hookscope.display import Picture, Rows, RowTuple, Shown, engineering
 from hookscope.drawing import colours, map_png
 from hookscope.errors import HookscopeError, LayerError
 from hookscope.findings import Finding
@@ -160,6 +160,7 @@ def test_rows_are_a_list(net: LoadedModel) -> None:
     assert isinstance(rows, list) and rows == plain and plain == rows
     assert rows[1:3] == plain[1:3] and isinstance(rows[1:3], Rows) and rows[0] is plain[0]
     assert pickle.loads(pickle.dumps(rows)) == plain
+    assert isinstance(RowTuple(plain)[1:3], RowTuple) and RowTuple(plain)[0] is plain[0]
     assert (repr(Rows()), Rows()._repr_html_()) == ("[]", "<p>[]</p>")
 
 

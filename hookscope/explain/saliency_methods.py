@@ -37,15 +37,19 @@ def relevance_rules(model: nn.Module) -> Iterator[nn.Module]:
         raise ModelError(
             "zennit has no rules for layers of 8 bits", do="use a method without gradient: occlusion, rise"
         )
-    composite = EpsilonPlusFlat(canonizers=[ResNetCanonizer()])
+    composite, do = EpsilonPlusFlat(canonizers=[ResNetCanonizer()]), "use integrated-gradients, whose shares add up too"
     try:
         twin = copy.deepcopy(model)
         composite.register(twin)
     except Exception as error:
         asked = f"zennit has no rules for {type(model).__name__}: {describe_error(error)}"
-        raise ModelError(asked, do="use integrated-gradients, whose shares add up too") from error
+        raise ModelError(asked, do=do) from error
     try:
         yield twin
+    except RuntimeError as error:
+        if "incorrect number of values" not in str(error):  # of a module whose inputs are not its outputs
+            raise
+        raise ModelError(f"zennit has no rules for attention, as in {type(model).__name__}", do=do) from error
     finally:
         composite.remove()
 

@@ -19,7 +19,7 @@ from PIL.Image import Image
 from torch import Tensor, nn
 
 from hookscope.display import Cells, RowTuple, Shown
-from hookscope.errors import LayerError, UsageError, nearest
+from hookscope.errors import LayerError, UsageError, kind_of, nearest
 from hookscope.findings import counted, listed
 from hookscope.hooks.calls import MODEL, Call, key_of
 from hookscope.hooks.observer import PassProgress
@@ -104,6 +104,9 @@ class CallMapping(Shown, Mapping[str, Any]):
 
     def _find(self, key: str | int) -> tuple[str, str]:
         """The key of a call, and the name of the part that ``key`` asks for, if any."""
+        key = key.key if isinstance(key, Call) else key
+        if not isinstance(key, str) and not hasattr(key, "__index__"):
+            raise LayerError(f"a call has a name or an index, not {kind_of(key)}", self._outline())
         if not isinstance(key, str):
             return self._find_index(as_index(key)), ""
         name, *part = re.split("[ :]", key, maxsplit=1)  # "name part" is how rows name it, "name:part" how shapes do

@@ -5,15 +5,18 @@ from __future__ import annotations
 import os
 import re
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.dropout import _DropoutNd
 
 from hookscope.errors import OutputNote, UsageError, kind_of, spelled
 from hookscope.findings import listed
+from hookscope.models.checkpoints import load_checkpoint
 from hookscope.models.choices import AUTOCAST, DTYPES, PreprocessChoice, autocast_dtypes
 from hookscope.models.factories import find_in_source, preprocess_of, return_only
 from hookscope.models.loaded import LoadedModel, as_loaded, as_size, check_size, dtype_name
@@ -36,7 +39,7 @@ def load_model(
     resize: Any = None,
     input_size: tuple[int, ...] | None = None,
     model_output: str | int | None = None,
-    categories: Iterable[str] | None = None,
+    categories: Iterable[str] | Mapping[Any, Any] | None = None,
     progress: Progress | None = None,
 ) -> LoadedModel:
     """Build a model in eval mode with its weights, and find the preprocessing and class names that belong to them.
@@ -48,7 +51,8 @@ def load_model(
             of a file need not be named. The names ``input_size``, ``preprocess`` and ``model_inputs`` next to a factory
             say what its model takes, see ``docs/howto/own-model.md``. A folder that transformers saved is a model too,
             and so are ``model.onnx`` and ``model.pt2`` of `torch.export.save`. A text that is parsed works too.
-            A module stays as it is, on its device: ``preprocess`` and ``categories`` say what belongs to it.
+            A module stays as it is, in its mode and on its device: ``preprocess`` and ``categories`` say what belongs
+            to it, and a checkpoint as ``weights`` is loaded into it.
         weights: ``auto`` (torchvision's default weights; seeded random weights if neither cache nor network has
             them, which ``notes`` says), ``default`` or a weights name (fail if unavailable), ``none``, or a checkpoint,
             a file or folder. A `WeightsChoice`, None and ``ResNet34_Weights.DEFAULT`` work too. A safetensors file can
@@ -65,7 +69,8 @@ def load_model(
             a larger side), ``stretch`` or ``pad``.
         input_size: ``(H, W)`` of the model's input, ``(D, H, W)`` of a clip or volume.
         model_output: Of several tensors that a model returns, the name or the position of the one to use.
-        categories: Names of the classes, in the order of the scores; None for those that belong to the model.
+        categories: Names of the classes, in the order of the scores, or a dictionary between number and name, such as
+            ``id2label``; None for those that belong to the model.
         progress: Called with bytes done and total during a download.
 
     Raises:
@@ -86,9 +91,9 @@ def load_model(
     chosen = PreprocessChoice.parse(preprocess, mean, std, range, resize)
     input_size = None if input_size is None else tuple(as_size(input_size))
     chosen.check(input_size)
-    names = None if categories is None else tuple(map(str, categories))
+    names = None if categories is None else _names_of(categories)
     if isinstance(model, nn.Module):
-        loaded = as_loaded(model, on_meta=True)
+        loaded = _of_module(model, choice)
         preprocess = _prepared(loaded, chosen, input_size, loaded.device)
         return replace(loaded, preprocess=preprocess, categories=names)
     source = find_source(model)
@@ -107,6 +112,33 @@ def load_model(
         warnings.warn(spelled(f"{loaded.missing_weights}; its answers mean nothing"), OutputNote, stacklevel=2)
     of = {"device": where, "preprocess": preprocess, "checkpoint": checkpoint, "seed": seed}
     return replace(loaded, categories=names or loaded.categories, **of)
+
+
+def _of_module(model: nn.Module, choice: WeightsChoice) -> LoadedModel:
+    """The record of a module of the user's, which gets the weights of a file, and keeps its mode."""
+    loaded = as_loaded(model, on_meta=True)
+    if choice.kind is WeightsKind.FILE:
+        label, notes = load_checkpoint(model, choice.text, loaded.name)
+        loaded = replace(loaded, weights=label, notes=(*loaded.notes, *notes), checkpoint=choice.text)
+    elif choice.kind not in (WeightsKind.AUTO, WeightsKind.NONE):
+        do = "give a checkpoint, or load them into the module"
+        raise UsageError(f"{loaded.name} is a module, which has no weights called '{choice.text}'", do=do)
+    if any(layer.training and isinstance(layer, _BatchNorm | _DropoutNd) for layer in model.modules()):
+        text = f"{loaded.name} is in train mode: BatchNorm and dropout change its answers; call its eval()"
+        warnings.warn(text, OutputNote, stacklevel=3)
+    return loaded
+
+
+def _names_of(categories: Any) -> tuple[str, ...]:
+    """The names of the classes in a list, or in a dictionary between number and name."""
+    if isinstance(categories, Mapping):
+        by_name = {str(name): number for name, number in categories.items()}
+        if all(isinstance(number, int) for number in by_name.values()):  # as torchvision's class_to_idx
+            return tuple(sorted(by_name, key=lambda name: by_name[name]))
+        return tuple(str(categories[number]) for number in sorted(categories, key=int))  # as id2label of transformers
+    if isinstance(categories, str) or not isinstance(categories, Iterable):
+        raise UsageError(f"categories must be the names of the classes, not {kind_of(categories)}", do="give a list")
+    return tuple(map(str, categories))
 
 
 def _prepared(

@@ -503,6 +503,18 @@ def test_a_model_that_cannot_be_copied_or_given_rules_is_an_error_in_one_line() 
     with pytest.raises(ModelError, match="zennit has no rules for Sequential: AssertionError"):
         saliency_maps(net, picture(), 2, "lrp")
 
+    class Attends(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.patch, self.heads = nn.Conv2d(3, 4, 4, 4), nn.MultiheadAttention(4, 2, batch_first=True)
+
+        def forward(self, x: Tensor) -> Any:
+            tokens = self.patch(x).flatten(2).mT
+            return self.heads(tokens, tokens, tokens)[0].mean(1)
+
+    with pytest.raises(ModelError, match="no rules for attention, as in Attends; use integrated-gradients"):
+        saliency_maps(Attends(), picture(16, 16), 2, "lrp")
+
 
 def test_a_method_has_underscores_too_and_its_map_shows_itself() -> None:
     net = nn.Sequential(nn.Conv2d(3, 2, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten())

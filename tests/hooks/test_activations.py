@@ -63,6 +63,7 @@ def test_single_calls_by_another_name_of_the_layer(layers: str, keys: list[str],
         ("head.conv#3", r"nothing kept of 'head.conv#3'; nearest: head.conv#"),
         ("idle", "nothing kept of 'idle'"),
         ("zzzzzzzzz", r"nothing kept of 'zzzzzzzzz'; kept: 6 calls"),
+        (1.5, "a call has a name or an index, not float; kept: 6 calls"),
     ],
 )
 def test_an_unknown_key_is_an_error_that_lists_what_is_kept(key: Any, says: str) -> None:
@@ -71,6 +72,12 @@ def test_an_unknown_key_is_an_error_that_lists_what_is_kept(key: Any, says: str)
         activations[key]
     assert isinstance(caught.value, LayerError)
     assert key not in activations and activations.get(key, "absent") == "absent"
+
+
+def test_a_call_is_a_key() -> None:
+    activations = captured(Pyramid(), x=row(1))
+    assert all(activations[call] is activations[call.key] for call in activations.calls)
+    assert activations[activations.calls[2]] is activations["stem#1"]
 
 
 @pytest.mark.filterwarnings("ignore:no pass of")  # another test may have compiled something

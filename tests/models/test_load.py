@@ -436,3 +436,27 @@ def test_the_preprocessing_of_another_model_is_a_preprocessing() -> None:
     assert own.preprocess.describe().endswith("ImageNet mean and std")
     picture = Image.new("RGB", (200, 150), "teal")
     assert torch.equal(own.prepare(picture), shapes.prepare(picture))
+
+
+def test_a_module_gets_the_weights_of_a_file_and_no_others(tmp_path: Path) -> None:
+    trained, module = (nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)) for _ in range(2))
+    torch.save(trained.state_dict(), tmp_path / "trained.pth")
+    with pytest.warns(OutputNote, match="Sequential is in train mode: BatchNorm and dropout"):
+        loaded = load_model(module, weights=tmp_path / "trained.pth")
+    assert loaded.weights == "trained.pth" and torch.equal(module[0].weight, trained[0].weight)
+    for weights, error in (("gone.pth", WeightsError), ("default", UsageError)):
+        with pytest.raises(error):
+            load_model(module, weights=weights)
+
+
+@pytest.mark.parametrize(
+    "names", [("ring", "star"), {0: "ring", 1: "star"}, {"1": "star", "0": "ring"}, {"star": 1, "ring": 0}]
+)
+def test_categories_are_a_list_or_a_dictionary(names: Any) -> None:
+    assert load_model(nn.Conv2d(3, 2, 1), categories=names).categories == ("ring", "star")
+
+
+@pytest.mark.parametrize("names", ["ring", 3])
+def test_other_categories_are_refused(names: Any) -> None:
+    with pytest.raises(UsageError, match="categories must be the names of the classes"):
+        load_model(nn.Conv2d(3, 2, 1), categories=names)
