@@ -19,7 +19,7 @@ from PIL.Image import Image
 from torch import Tensor, nn
 
 from hookscope.display import Cells, RowTuple, Shown
-from hookscope.errors import LayerError, UsageError, kind_of, nearest
+from hookscope.errors import LayerError, UsageError, nearest
 from hookscope.findings import counted, listed
 from hookscope.hooks.calls import MODEL, Call, key_of
 from hookscope.hooks.observer import PassProgress
@@ -45,12 +45,12 @@ class CallMapping(Shown, Mapping[str, Any]):
         """The kept calls, in order of execution."""
         return RowTuple(self._calls[key] for key in self)
 
-    def __getitem__(self, key: str | int) -> Any:
+    def __getitem__(self, key: str | int | Call) -> Any:
         """The value of a call; an index counts calls of the chosen types, also from the end of the pass."""
         name, part = self._find(key)
         return tensors_in(self._values[name])[part] if part else self._values[name]
 
-    def array(self, key: str | int) -> NDArray[Any]:
+    def array(self, key: str | int | Call) -> NDArray[Any]:
         """A copy of the tensor of a call on the CPU as an array; bfloat16 becomes float32."""
         tensors = tensors_in(self[key])
         if len(tensors) != 1:
@@ -102,11 +102,9 @@ class CallMapping(Shown, Mapping[str, Any]):
         self._values.pop(key, None)
         self._calls.pop(key, None)
 
-    def _find(self, key: str | int) -> tuple[str, str]:
+    def _find(self, key: str | int | Call) -> tuple[str, str]:
         """The key of a call, and the name of the part that ``key`` asks for, if any."""
         key = key.key if isinstance(key, Call) else key
-        if not isinstance(key, str) and not hasattr(key, "__index__"):
-            raise LayerError(f"a call has a name or an index, not {kind_of(key)}", self._outline())
         if not isinstance(key, str):
             return self._find_index(as_index(key)), ""
         name, *part = re.split("[ :]", key, maxsplit=1)  # "name part" is how rows name it, "name:part" how shapes do

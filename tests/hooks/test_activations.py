@@ -63,7 +63,6 @@ def test_single_calls_by_another_name_of_the_layer(layers: str, keys: list[str],
         ("head.conv#3", r"nothing kept of 'head.conv#3'; nearest: head.conv#"),
         ("idle", "nothing kept of 'idle'"),
         ("zzzzzzzzz", r"nothing kept of 'zzzzzzzzz'; kept: 6 calls"),
-        (1.5, "a call has a name or an index, not float; kept: 6 calls"),
     ],
 )
 def test_an_unknown_key_is_an_error_that_lists_what_is_kept(key: Any, says: str) -> None:
