@@ -172,8 +172,8 @@ def ops_option() -> Any:
 
 _USUAL_TYPES = "[default for indices: Conv2d, in video models Conv3d]"
 TYPES = (
-    "Module class of the layers to use, which indices count: ReLU, '*Norm*' or all; repeatable. --layer all counts them"
-    f" too.  {_USUAL_TYPES}"
+    "Module class of the layers to use: ReLU, '*Norm*' or all; repeatable. Indices and all count them; names and"
+    f" patterns take any type.  {_USUAL_TYPES}"
 )
 COUNTED_TYPES = f"Module class that indices and all count: ReLU, '*Norm*' or all; repeatable.  {_USUAL_TYPES}"
 
