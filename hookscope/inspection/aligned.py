@@ -30,7 +30,7 @@ _NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")  # of a block
 _FEWEST, _MOST = 20, 192  # channels, below which chance is wide, and that are compared
 _LEAST, _DEEPEST = 8, 4096  # values of a channel: two rows of fewer are alike by chance, and more tell nothing more
 _DIRECT = "direct"
-_OTHERS = 3  # pairs of one kind beside each at chance
+_DIRECT_OTHERS, _OTHERS = 2, 3  # pairs of one kind that fit, beside one layer at chance, and beside each of several
 _CHANCE, _FITS = default("unsuited-weights", "chance"), default("unsuited-weights", "fits")
 _USUAL = default("unsuited-weights", "usual")
 _CURED = 1.5  # times the usual alignment, which another weight has at least that fits
@@ -104,11 +104,16 @@ def misaligned(
         if not {pair.one.partition("[")[0], pair.other.partition("[")[0]} & {*known}:
             kinds[kind].append(pair)
     told: set[str] = set()
-    for pairs in kinds.values():
+    for kind, pairs in kinds.items():
         found = {pair: value for pair in pairs if math.isfinite(value := pair.alignment(weights))}
         broken = {pair: value for pair, value in found.items() if abs(value) <= _CHANCE}
         sound = [value for pair, value in found.items() if pair not in broken]
-        if not broken or len(sound) < _OTHERS * len(broken):
+        apart: list[Pair] = []  # one layer may break two pairs
+        for pair in broken:
+            if not any({pair.one, pair.other} & {other.one, other.other} for other in apart):
+                apart.append(pair)
+        fewest = _DIRECT_OTHERS if kind == _DIRECT and len(apart) == 1 else _OTHERS * len(apart)
+        if not broken or len(sound) < fewest:
             continue
         usual = float(np.median(sound))
         if min(sound) < _FITS or usual < _USUAL:
