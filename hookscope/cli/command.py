@@ -238,8 +238,11 @@ def _is_set(value: Any) -> bool:
 
 
 def _check_together(kind: type[Command]) -> None:
-    """Refuse options that lack another option, and options that do not go together."""
+    """Refuse options that lack another option or do not go together; say where ``--type`` chooses nothing."""
     values = click.get_current_context().params
+    layers = values.get("layers")
+    if shared.was_given("types") and layers is not None and not (layers.counts or layers.has_all):
+        formats.note("Note: --type chooses no layers here: names and patterns in --layer take any type")
     for name, about in kind.metadata().items():
         if not shared.was_given(name):
             continue

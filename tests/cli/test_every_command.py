@@ -176,7 +176,7 @@ WRONG: list[tuple[Iterable[str], list[str], int, str]] = [
         1,
         "no layer of type Conv3d; the model has ",
     ),
-    (OF_LAYERS, ["--layer", "conv1", "--type", "Conv3d"], 1, "no layer of type Conv3d; the model has "),
+    (OF_LAYERS, ["--layer", "all", "--type", "Conv3d"], 1, "no layer of type Conv3d; the model has "),
     (WORDS, ["--format", "xml"], 2, "'xml' is not one of "),
     (WORDS, ["--no-such-option"], 2, "has no option --no-such-option"),
     (OF_A_PICTURE, ["--device", "abacus"], 2, "no device 'abacus'"),

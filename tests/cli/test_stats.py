@@ -71,6 +71,12 @@ def images_in(out: str) -> int:
     return int(rows(out)[0]["images"])
 
 
+@pytest.mark.parametrize(("layer", "is_said"), [("*", True), ("0", False), ("all", False)])
+def test_a_type_that_chooses_no_layers_is_told(run: Run, layer: str, is_said: bool) -> None:
+    status, _, errors = run("pics", "--layer", layer, "--type", "Conv2d")
+    assert (status, "--type chooses no layers here" in errors) == (0, is_said)
+
+
 def test_channels_have_rows_of_their_own(run: Run) -> None:
     channels = [row for row in rows(run("pics", "--per-channel")[1]) if row["row"] == "channel"]
     assert len(channels) == 6 + 6 + 12 + 12 + 5 + 5

@@ -404,7 +404,7 @@ def _validation(now: History) -> Evidence | None:
 def _initial_loss(now: History) -> Evidence | None:
     loss, chance = now.number("loss"), math.log(max(now["classes"] or 1, 1))
     words = f"the loss is {loss:.4g} before the first step; guessing among {now['classes']} classes gives {chance:.4g}"
-    is_high = now["step"] == 0 and 0 < chance * now.limits["first_loss"] < loss
+    is_high = now["step"] == 0 and now["loss_alone"] is not False and 0 < chance * now.limits["first_loss"] < loss
     return Evidence(words, numbers={"loss": loss, "chance": chance}) if is_high else None
 
 

@@ -288,6 +288,8 @@ def test_a_first_loss_far_above_guessing_is_of_the_initial_weights(loss: float, 
     facts = [{"step": 0, "optimizer": 0, "classes": 4, "loss": loss, "optimizer_type": "SGD", "rate": 1.0}]
     names = [each.finding for each in findings_over_time(Run({}, rows, facts=facts))]
     assert ("initial-loss" in names) is is_high and (names[0] == "initial-loss") is is_high
+    with_others = findings_over_time(Run({}, rows, facts=[facts[0] | {"loss_alone": False}]))
+    assert "initial-loss" not in [each.finding for each in with_others]  # a sum of losses
 
 
 def test_a_loss_far_below_guessing_may_stay() -> None:
