@@ -235,8 +235,10 @@ def text_lines(rows: Sequence[Cells], needs: Mapping[str, int] | None = None) ->
     for at in sorted(kept):
         more = max(0, min(whole[at] - widths[at], left))
         widths[at], left = widths[at] + more, left - more
+    lines = [[_cut(line[at], widths[at]) for at in sorted(kept)] for line in lines]
+    widths = [max(map(text_width, column)) for column in zip(*lines, strict=True)]  # Chinese takes twice as much
     for line in lines:
-        cells = [(_cut(line[at], widths[at]), widths[at], numbers[at]) for at in sorted(kept)]
+        cells = zip(line, widths, (numbers[at] for at in sorted(kept)), strict=True)
         padded = [(" " * (width - text_width(text)), text, number) for text, width, number in cells]
         yield "  ".join(blank + text if number else text + blank for blank, text, number in padded).rstrip()
 

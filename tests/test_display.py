@@ -17,7 +17,7 @@ from torch import nn
 
 import hookscope
 from hookscope.comparison.facts import PAIRS
-from hookscope.display import Picture, Rows, RowTuple, Shown, engineering
+from hookscope.display import Picture, Rows, RowTuple, Shown, engineering, text_lines, text_width
 from hookscope.drawing import colours, map_png
 from hookscope.errors import HookscopeError, LayerError
 from hookscope.findings import Finding
@@ -303,6 +303,12 @@ def test_of_a_long_sentence_the_first_words_are_left(monkeypatch: pytest.MonkeyP
         assert named == name if width > 150 else (len(named) == width and "…" in named)
     finding = Finding("dead", "conv", sentence, sentence)
     assert f"\n  evidence={sentence},\n  meaning={sentence})" in repr(finding)
+
+
+def test_columns_stand_below_each_other_beside_wide_characters() -> None:
+    rows = [{"said": "图" * 45, "more": "x" * 40, "next": 1}, {"said": "x", "more": "y", "next": 2}]
+    lines = list(text_lines(rows))
+    assert len({text_width(line) for line in lines}) == 1
 
 
 def test_the_place_and_the_box_of_an_exemplar_do_not_look_like_shapes(net: LoadedModel) -> None:

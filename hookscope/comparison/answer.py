@@ -322,7 +322,10 @@ def _layer(facts: _AnswerFacts) -> tuple[str, str, str]:
     arguments = "" if special else facts.relation(first)[1]
     parameters = ", with the same parameters" if first.parameters == 0 else ""
     if arguments:
-        types, advice = f"; {arguments}", "Give both layers the same arguments and the same mode: train() or eval()."
+        types, advice = (
+            f"; {arguments}",
+            "Give both layers the same arguments." if arguments.startswith("its") else "Call eval() on both sides.",
+        )
     alone = f", {first.isolated_l2:.2g} on the same inputs" if first.is_beyond_noise(first.isolated_l2) else ""
     return "layer", f"{because}{facts.where}{alone}{parameters}{types}", advice
 

@@ -328,8 +328,8 @@ def find_calls(a: Side, b: Side, batch: PairedBatch, wanted: Wanted) -> Compared
     able = (pair.a.key for pair in pairs if may_run_alone(pair, modules_b.get(pair.b.name), holders))
     matrices = [{record.call.key: record.call for record in side if wanted.matrix} for side in (chosen_a, of_b)]
     alone, size = set(able) if wanted.alone else set[str](), look_a.bytes / images
-    draws = wanted.ops, "A" * look_a.draws + "B" * look_b.draws
-    return ComparedCalls(paired, alone, look_a.with_maps, matrices[0], matrices[1], size, *draws, lost, uses)
+    draws, maps = "A" * look_a.draws + "B" * look_b.draws, look_a.with_maps
+    return ComparedCalls(paired, alone, maps, matrices[0], matrices[1], size, wanted.ops, draws, lost, uses)
 
 
 @dataclass(slots=True)

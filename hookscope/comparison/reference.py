@@ -197,7 +197,7 @@ def against_reference(now: SavedStatistics | StrPath, reference: SavedStatistics
             severity = "note" if max(far) <= 1 else severity
         text += f"; {answers[0].said}" if first is not answers[0] else ""
     if severity == "note" and not same and pictures[0]:
-        text += "; the images of the reference would show it without chance"
+        text += "; run it on the images of the reference, to rule out chance"
     numbers = {"times": first.times, "shift": first.shift, "channel": first.channel, "layers": later + 1}
     channels = (first.channel,) if first.channels > 1 else None
     layer = "" if case == "input" else first.key
@@ -288,7 +288,8 @@ def _shift(
     variance, variance_now = (each.m2[rows] / max(each.images - 1, 1) for each in (before, now))
     inside = before.mean[1] if len(before.mean) > 1 and len(before.shape) > 2 else np.zeros(before.channels)
     deviation = np.sqrt(variance[0] + inside**2)
-    least = max(_FLOOR * float(np.sqrt((deviation**2).mean())), 1e-30)
+    unit = deviation if deviation.any() else before.mean[0]  # a call that is the same for every image has no spread
+    least = max(_FLOOR * float(np.sqrt((unit**2).mean())), 1e-30)
     lone = (np.ptp(before.mean[rows], 1) == 0) & (before.channels > 1)  # a number of a whole vector
     zeros = lone[:, None] & (np.arange(len(lone)) == NUMBERS.index("grain"))[:, None]  # in place of the grain
     away = np.abs(now.mean[rows] - before.mean[rows])
@@ -370,7 +371,7 @@ def _input_words(before: CallRange, now: CallRange, shift: CallShift) -> str:
     if min(sizes) > 0 and max(sizes) > _SCALED * min(sizes):
         return f"the values of the input are {sizes[1] / sizes[0]:.3g} times as large as in the reference"
     if is_scaled:
-        return "its images are the same, with another mean and std"
+        return "the images are the same, but prepared with another mean and std"
     return _words(shift).replace("its channels", "the input's channels")
 
 

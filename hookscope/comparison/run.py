@@ -305,8 +305,9 @@ def compare(
     for name, side, given in zip("AB", sides, (pictures, pictures if others is None else others), strict=True):
         if name in sums.calls.draws and sides[1].seed is None:
             some, seeded = given[sums.first : sums.first + _LEAST], replace(side, seed=1)
-            own = compare(side, seeded, some, types=types, ops=not compiled, alone=False, run=quiet)
-            comparison = with_chance(comparison, name, own)
+            with suppress(HookscopeError):
+                own = compare(side, seeded, some, types=types, ops=not compiled, alone=False, run=quiet)
+                comparison = with_chance(comparison, name, own)
     if keep is True and (calls := calls_to_draw(comparison)):
         drawn = Selection.of_calls(calls)
         ops = ops or any(OPERATION in call.name for call in calls)

@@ -110,7 +110,7 @@ class Weights:
         if a is None or b is None or not is_leaf(a):
             return ""
         layers = ((pair.a, a, "A"), (pair.b, b, "B"))
-        norms = {functions_of(of.type)[0] == "batchnorm" and _mixes(it, pair.shape_a): side for of, it, side in layers}
+        norms = {_mixes(it, pair.shape_a): side for of, it, side in layers if functions_of(of.type)[0] == "batchnorm"}
         if norms.keys() == {True, False}:
             return f"it uses the statistics of the batch in {norms[True]}, and running statistics in {norms[False]}"
         if type(a) is not type(b):

@@ -99,17 +99,28 @@ def with_provenance(image: Image.Image, provenance: Mapping[str, Any]) -> Image.
 
     Its ``save`` keeps it in PNG files. ``provenance`` must be JSON: ValueError for NaN and Inf, TypeError for a tensor.
     """
-    image.info[PROVENANCE] = json.dumps(dict(provenance), allow_nan=False, separators=(",", ":"))
+    image.info[PROVENANCE] = _as_json(provenance)
     image.__class__ = _DrawnImage
     return image
 
 
 class _DrawnImage(Image.Image):
+    """A picture of hookscope, which says in its PNG file what it shows."""
+
     def save(self, fp: Any, format: str | None = None, **params: Any) -> None:
-        # uncompressed text: `strings` and `exiftool` show it, and Pillow refuses compressed text above 1 MiB
-        text = PngInfo()
-        text.add_text(PROVENANCE, self.info[PROVENANCE])
-        super().save(fp, format, **{"pnginfo": text, **params})
+        text = {"pnginfo": _text_chunk(self.info[PROVENANCE])} if PROVENANCE in self.info else {}
+        super().save(fp, format, **{**text, **params})
+
+
+def _as_json(provenance: Mapping[str, Any]) -> str:
+    return json.dumps(dict(provenance), allow_nan=False, separators=(",", ":"))
+
+
+def _text_chunk(text: str) -> PngInfo:
+    info = PngInfo()
+    # uncompressed: `strings` and `exiftool` show it, and Pillow refuses compressed text above 1 MiB
+    info.add_text(PROVENANCE, text)
+    return info
 
 
 def encode_png(image: Image.Image, provenance: Mapping[str, Any] | None = None) -> bytes:
@@ -118,9 +129,8 @@ def encode_png(image: Image.Image, provenance: Mapping[str, Any] | None = None) 
     None takes the one of `with_provenance`. Compression level 1 makes a sheet a quarter larger than level 6, in a third
     of the time.
     """
-    if provenance is not None:
-        with_provenance(image, provenance)
-    return image_bytes(image, compress_level=1)
+    text = image.info[PROVENANCE] if provenance is None else _as_json(provenance)
+    return image_bytes(image, pnginfo=_text_chunk(text), compress_level=1)
 
 
 def image_bytes(image: Image.Image, kind: str = "PNG", **options: Any) -> bytes:

@@ -277,7 +277,7 @@ class Selection:
                 do = "list them with ‹list_layers(model, types='all')|list-layers --type all›"
                 if OPERATION in name:
                     some = "it names an operation"
-                    do = "‹trace_events(…, ops=True, values=10_000) records it|add --ops›"
+                    do = "‹record it with trace_events(…, ops=True, values=10_000)|add --ops›"
                 raise LayerError(f"no layer '{name}' in {what}", some, do, kind="layer", name=name)
 
     def check_operations(self, names: Sequence[str]) -> None:

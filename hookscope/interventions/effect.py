@@ -193,7 +193,8 @@ def intervention_effect(
         [('0', True, 2.0), ('1', False, 2.0)]
     """
     model = module_of(model)
-    pairs = list(from_the_start(model, inputs, given := list(pairs_of(changes)), types, seed))
+    given = list(pairs_of(changes))
+    pairs = list(from_the_start(model, inputs, given, types, seed))
     called, owners = _changed_layers(model, pairs)
     drawn = [*([] if keep is None else [Selection.of(keep)]), *([*called, *owners] if keep_changed else [])]
     measured = [layers_with_weights(model), *called] if layers is None else [Selection.of(layers)]
@@ -231,7 +232,7 @@ def intervention_effect(
     order, ran = list(before), {layer.call.key for layer in moved}
     missing = [key for key in order[order.index(moved[0].call.key) :] if key not in ran] if moved else []
     missing += [call.key for call in new if second.wanted(call)]
-    words = tuple(f"{where} {getattr(change, '__name__', change)}" for where, change in given)
+    words = tuple(f"{where} {getattr(change, '__name__', change)}" for where, change in given if block.changed)
     return Effect(output, changed_output, RowTuple(moved), dict(block.changed), tuple(missing), words)
 
 

@@ -246,7 +246,7 @@ def draw_effect(
     if why is not None and all(band.why for band in bands):
         raise NoMapError(f"{call.key or 'the model'} ({call.type}) cannot be drawn: {why.asked}", why.exists, why.do)
     page = DifferencePage([part for band in bands for part in band.parts])
-    interventions = interventions or list(effect.changed and (effect.changes or effect.changed))
+    interventions = interventions or effect.changes or list(effect.changed)
     _add_heading(page, origin, interventions, seed)
     if photograph is not None and isinstance(net, LoadedModel):
         page.add_input(input_frames(net, [net.prepare(photograph)])[0])

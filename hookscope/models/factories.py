@@ -32,7 +32,7 @@ from hookscope.models.run import build_errors_as_model_errors, quiet_and_seeded
 from hookscope.models.transforms import OwnTransforms, Transforms
 
 # Names in a file that are not factories: what `_declared` reads, and what starts a script.
-NUMBERS = re.compile("box|coord|landmark|keypoint|offset|regress|^reg$")  # in the name of an output without scores
+NUMBERS = re.compile("(?i)box|coord|landmark|keypoint|offset|regress|^reg$")  # in the name of an output without scores
 _NOT_FACTORIES = ("input_size", "preprocess", "model_inputs", "main")
 _LONGEST_SIGNATURE = 200
 _EXAMPLES = {"int": 8, "float": 0.5, "str": "name", "bool": True, "list": [8, 8], "tuple": (8, 8), "dict": {}}

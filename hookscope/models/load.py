@@ -132,10 +132,12 @@ def _of_module(model: nn.Module, choice: WeightsChoice) -> LoadedModel:
 def _names_of(categories: Any) -> tuple[str, ...]:
     """The names of the classes in a list, or in a dictionary between number and name."""
     if isinstance(categories, Mapping):
-        by_name = {str(name): number for name, number in categories.items()}
-        if all(isinstance(number, int) for number in by_name.values()):  # as torchvision's class_to_idx
-            return tuple(sorted(by_name, key=lambda name: by_name[name]))
-        return tuple(str(categories[number]) for number in sorted(categories, key=int))  # as id2label of transformers
+        pairs = [(str(key), str(value)) for key, value in categories.items()]
+        class_to_idx, id2label = {value: key for key, value in pairs}, dict(pairs)  # of torchvision, of transformers
+        for names in (class_to_idx, id2label):
+            if names.keys() == set(map(str, range(len(pairs)))):
+                return tuple(names[str(number)] for number in range(len(pairs)))
+        raise UsageError("categories must number the classes from 0, each once", do="give a list of their names")
     if isinstance(categories, str) or not isinstance(categories, Iterable):
         raise UsageError(f"categories must be the names of the classes, not {kind_of(categories)}", do="give a list")
     return tuple(map(str, categories))

@@ -218,7 +218,7 @@ def is_distribution(output: Tensor) -> bool:
 
 def _says_numbers(output: Any) -> bool:
     """Whether the name of the only output says that it holds numbers such as a box, no scores."""
-    return isinstance(output, Mapping) and len(output) == 1 and bool(NUMBERS.search(next(iter(output))))
+    return isinstance(output, Mapping) and len(output) == 1 and bool(NUMBERS.search(str(next(iter(output)))))
 
 
 def embeddings(output: Any) -> list[Tensor]:

@@ -428,7 +428,8 @@ def _input_scalars(value: Tensor) -> dict[str, Tensor]:
     if values.dim() == 4 and values.shape[1] == 3 and min(values.shape[2:]) > 4:
         centred = values - mean  # whose columns 3 apart are alike only by mistake
         at = [(centred[..., lag:] * centred[..., :-lag]).mean() for lag in range(1, 5)]
-        scalars["period"] = torch.stack([at[0] / 8, at[2] - at[1], at[2] - at[3]]).amin() / scalars["std"].square()
+        least = at[0] / 8  # of noise, whose neighbours are not alike, the rest says little
+        scalars["period"] = torch.stack([least, at[2] - at[1], at[2] - at[3]]).amin() / scalars["std"].square()
     if len(values) > 1:
         scalars["spread"] = (values - values[:1]).abs().amax()
     return scalars

@@ -15,7 +15,7 @@ from hookscope.hooks import as_float, graph_nodes
 SCALE = "hookscope.scale"
 """The key of the scale of a ``GradScaler`` in the metadata of the node that multiplies by it."""
 
-_SUM = 2  # torch's number for reduction="sum"
+_MEAN, _SUM = 1, 2  # torch's numbers for reduction="mean" and "sum"
 _MOST_NODES = 64
 _MOST_FACTORS = 8  # by which a script divides a loss
 _SUMS_TO_1 = 1e-2  # rounding of half precision
@@ -55,7 +55,14 @@ def loss_facts(roots: Sequence[Tensor]) -> dict[str, Any]:
         elif _name(node) in _LOSSES and "loss_function" not in facts:
             sign = _sign(nodes[0], node) if len(nodes) == 1 else 0
             facts |= _loss(node) | {"loss_negated": sign < 0, "loss_alone": sign != 0}
+            facts["loss_is_mean"] = _is_mean(nodes, node)
     return facts
+
+
+def _is_mean(roots: Sequence[Any], node: Any) -> bool:
+    """Whether the loss is what a loss function returned as a mean, apart from the scale of a ``GradScaler``."""
+    scaled = [root.next_functions[0][0] if root is not None and SCALE in root.metadata else root for root in roots]
+    return scaled == [node] and getattr(node, "_saved_reduction", None) == _MEAN
 
 
 def _divergence(node: Any) -> dict[str, Any]:

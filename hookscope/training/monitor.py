@@ -72,15 +72,15 @@ class Monitor(RunProgress):
     one that made no step; ``clip_function``, ``clip_limit``, ``clip_scaled``, ``step_scaled``; ``loss_scale``,
     ``first_loss_scale``; ``loss_function``, ``loss_input`` (the operation before it), ``classes``, ``targets``,
     ``target_min``, ``target_max``, ``soft_target_sum`` (over the classes, the largest), ``softmax_dim`` (if the classes
-    are in another), ``loss_without_graph``, ``loss_negated``, ``loss_alone``, ``loss_input_sums_to_1``,
-    ``loss_input_max``, ``kl_div_input``, ``overlap_input`` (of Dice), ``log_input``, ``loss_shapes``, ``made_by`` (of
-    NaN); of numbers as targets ``target_size``, ``target_lowest``, ``target_highest``; ``input_shape``, ``input_mean``,
-    ``input_std``, ``input_min``, ``input_max``, ``input_key`` (the mean weighted by position, which tells inputs
-    apart), ``input_spread`` (between samples), ``input_period`` (of 3 columns) of the first layer with weights;
-    ``train_mode``, ``modes`` (layers with dropout or BatchNorm), ``eval_modes`` (those in eval mode),
-    ``validation_in_train_mode`` (the step after it) and its ``validation_loss``; ``batchnorm`` with the smallest batch,
-    ``batchnorm_values``, ``batchnorm_samples``. A run without steps has such a line after 10, 100, 1,000... backward
-    passes and at its end, with ``optimizer_steps``, ``weights_changed`` and ``optimizers``.
+    are in another), ``loss_without_graph``, ``loss_negated``, ``loss_alone``, ``loss_is_mean``,
+    ``loss_input_sums_to_1``, ``loss_input_max``, ``kl_div_input``, ``overlap_input`` (of Dice), ``log_input``,
+    ``loss_shapes``, ``made_by`` (of NaN); of numbers as targets ``target_size``, ``target_lowest``, ``target_highest``;
+    ``input_shape``, ``input_mean``, ``input_std``, ``input_min``, ``input_max``, ``input_key`` (the mean weighted by
+    position, which tells inputs apart), ``input_spread`` (between samples), ``input_period`` (of 3 columns) of the
+    first layer with weights; ``train_mode``, ``modes`` (layers with dropout or BatchNorm), ``eval_modes`` (those in
+    eval mode), ``validation_in_train_mode`` (the step after it) and its ``validation_loss``; ``batchnorm`` with the
+    smallest batch, ``batchnorm_values``, ``batchnorm_samples``. A run without steps has such a line after 10, 100,
+    1,000... backward passes and at its end, with ``optimizer_steps``, ``weights_changed`` and ``optimizers``.
 
     Args:
         model: The only model to watch; None for every model that is called.

@@ -141,6 +141,14 @@ def test_what_happened_to_a_batchnorm_is_said_whole(change: Callable[[nn.BatchNo
     assert all(pair.relative_l2 is pair.difference.cosine is None for pair in found.calls if pair.difference.nonfinite)
 
 
+def test_only_another_batchnorm_is_said_to_use_running_statistics() -> None:
+    a = seeded(lambda: nn.Sequential(nn.Conv2d(3, 4, 2), nn.BatchNorm2d(4), nn.ReLU()).eval())
+    a[1].train()
+    b = nn.Sequential(a[0], nn.GroupNorm(2, 4), nn.ReLU())
+    sentence = compare(a, b, torch.randn(4, 3, 8, 8)).answer.sentence
+    assert "running statistics" not in sentence and "GroupNorm" in sentence
+
+
 def test_dropout_that_is_left_on_is_chance_whatever_it_stands_in() -> None:
     a = seeded(lambda: nn.Sequential(nn.Conv2d(3, 5, 2), nn.Dropout(), nn.ReLU()).eval())
     b, state = copy.deepcopy(a), torch.get_rng_state()

@@ -157,6 +157,24 @@ def test_the_same_images_allow_rounding(dtype: torch.dtype) -> None:
     assert found.finding is None and "16 images now, the same 16 in the reference" in found.sentence
 
 
+def test_a_call_that_is_the_same_for_every_image_is_rounded_too() -> None:
+    def token(block: Any, x: torch.Tensor) -> torch.Tensor:
+        return block.token + 0 * x.mean((1, 2, 3))[:, None]
+
+    def made() -> nn.Module:
+        inner = Function(token, last=nn.Identity())
+        inner.token = nn.Parameter(torch.linspace(-1.003, 1.007, 6))
+        return nn.Sequential(inner, nn.Linear(6, 3))
+
+    torch.manual_seed(2)
+    model, pictures = made(), images(16, 7)
+    sides = saved(model, pictures), saved(copy.deepcopy(model).bfloat16().float(), pictures)
+    for side in sides:
+        side.totals.pictures.extend(range(16))
+    found = against_reference(sides[1], sides[0])
+    assert found.finding is None and max(shift.times for shift in found.calls) < 1
+
+
 @pytest.mark.parametrize(
     ("words", "change"),
     [

@@ -256,7 +256,7 @@ def test_pictures_that_hold_no_values(tmp_path: Path) -> None:
     assert refused(written(path, random(1, 3, 4, 4), frames=[[photograph]], alpha=0.5)).startswith("FILE is an overlay")
     write_png(photograph, path, {"model": "resnet18"})
     assert refused(path) == "FILE is not a sheet of feature maps; visualize draws sheets"
-    Image.new("RGB", (9, 9)).save(path)
+    photograph.save(path)
     assert "has no provenance" in refused(path)
 
 

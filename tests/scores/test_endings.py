@@ -164,10 +164,11 @@ def test_an_output_is_chosen_by_name_or_position(tmp_path: Path) -> None:
         net = load_model(f"{tmp_path}/two.py:Two", seed=4, model_output=name)
         assert torch.equal(net.model(x), whole["second"])
     assert type(net.model).__name__ == "Two"
-    (tmp_path / "box.py").write_text(NETS.replace("second", "pred_box"))
-    net = load_model(f"{tmp_path}/box.py:Two", seed=4, model_output="pred_box")  # no classes, so that its name says so
-    assert torch.equal(net.model(x)["pred_box"], whole["second"])
+    (tmp_path / "box.py").write_text(NETS.replace("second", "Pred_Box"))
+    net = load_model(f"{tmp_path}/box.py:Two", seed=4, model_output="Pred_Box")  # no classes, so that its name says so
+    assert torch.equal(net.model(x)["Pred_Box"], whole["second"])
     assert [row.probability for row in predict(net, x)] == [None] * 3
+    assert len(predict(Function(lambda x: {0: x.mean((2, 3))}), x)) == 3
     with pytest.raises(ModelError, match=r"has no output 'third'; it returns first, second"):
         load_model(f"{tmp_path}/two.py:Two", model_output="third").model(x)
 

@@ -251,6 +251,20 @@ def test_a_negated_loss(loss_of: Callable[[Tensor], Tensor], negated: bool) -> N
     assert loss_facts([loss_of(loss)])["loss_negated"] is negated
 
 
+@pytest.mark.parametrize(
+    ("loss_of", "is_mean"),
+    [
+        (lambda x: F.cross_entropy(x, TARGETS), True),
+        (lambda x: F.cross_entropy(x, TARGETS, reduction="sum"), False),
+        (lambda x: F.cross_entropy(x, TARGETS, reduction="none").sum(), False),
+        (lambda x: 50 * F.cross_entropy(x, TARGETS), False),
+        (lambda x: F.cross_entropy(x, TARGETS) + 30, False),
+    ],
+)
+def test_a_loss_that_is_the_mean_of_its_function_is_told(loss_of: Callable[[Tensor], Tensor], is_mean: bool) -> None:
+    assert loss_facts([loss_of(LOGITS.clone().requires_grad_() * 2)])["loss_is_mean"] is is_mean
+
+
 def test_ignored_targets_tensors_to_fetch_and_losses_without_a_graph_have_no_facts() -> None:
     targets = torch.tensor([1, -100, 1, 1, -100, 1])
     facts = loss_facts([F.cross_entropy(LOGITS.clone().requires_grad_() * 2, targets)])

@@ -259,7 +259,7 @@ def _loss_input(now: History) -> Evidence | None:
         words = f"the loss is NaN or Inf, and it takes the log of the output of {now['log_input'].lower()}"
         return Evidence(words, "logarithm", numbers={"loss_input": now["log_input"]})
     if (made := now["overlap_input"]) in _LINEAR:
-        words = f"the loss divides an overlap by a sum, as Dice does, and takes the output of {made.lower()} as it is"
+        words = f"the loss divides an overlap by a sum, as Dice does, and its input is the raw output of {made.lower()}"
         return Evidence(words, "overlap", numbers={"loss_input": made})
     lowest, highest = now.number("target_lowest"), now.number("target_highest")
     if str(function).startswith("binary_cross_entropy") and (lowest < 0 or highest > 1):
@@ -404,7 +404,7 @@ def _validation(now: History) -> Evidence | None:
 def _initial_loss(now: History) -> Evidence | None:
     loss, chance = now.number("loss"), math.log(max(now["classes"] or 1, 1))
     words = f"the loss is {loss:.4g} before the first step; guessing among {now['classes']} classes gives {chance:.4g}"
-    is_high = now["step"] == 0 and now["loss_alone"] is not False and 0 < chance * now.limits["first_loss"] < loss
+    is_high = now["step"] == 0 and now["loss_is_mean"] and 0 < chance * now.limits["first_loss"] < loss
     return Evidence(words, numbers={"loss": loss, "chance": chance}) if is_high else None
 
 

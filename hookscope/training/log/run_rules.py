@@ -118,18 +118,13 @@ def flat_findings(run: RunSeries, classes: float, thresholds: Limits) -> Iterato
     guesses = 0.98 * chance <= last <= 1.1 * chance and before - last <= 3 * jump / math.sqrt(part)
     has_fallen = first - last > fall or first - float(smooth.min()) > 4 * fall
     rises = last - first > thresholds["rising"] * abs(first)
-    if (
-        not first
-        or rises
-        or losses.min() < 0
-        or last < _LEARNED * chance
-        or ((still_falls or has_fallen) and not guesses)
-    ):
+    is_open = losses.min() < 0 or last < _LEARNED * chance  # the loss has no lowest value, or little is left to learn
+    if not first or rises or is_open or ((still_falls or has_fallen) and not guesses):
         return
     text = f"the loss is {last:.4g} (mean of the last {part} sampled steps), {losses[0]:.4g} at first"
     text += f"; guessing among {classes:.0f} classes gives {chance:.4g}" if guesses else ""
     frozen = [values[0] for values in (layer.values["frozen"] for layer in run.layers) if not np.isnan(values[0])]
-    text += f"; {int(sum(frozen))} of {counted(len(frozen), 'layer')} with parameters frozen" if any(frozen) else ""
+    text += f"; {int(sum(frozen))} of {counted(len(frozen), 'layer')} with parameters are frozen" if any(frozen) else ""
     numbers = {"first": float(losses[0]), "last": last} | ({"chance": chance} if guesses else {})
     updates = [layer.values["update_to_weight"] for layer in run.layers if not layer.starts_small]
     update, rate = (float(np.nanmax([0.0, *values])) for values in (np.concatenate([[], *updates]), loss.rates))

@@ -285,11 +285,21 @@ def test_a_loss_that_stays_at_the_logarithm_of_the_number_of_classes_is_that_of_
 @pytest.mark.parametrize(("loss", "is_high"), [(20.0, True), (5.0, False)])
 def test_a_first_loss_far_above_guessing_is_of_the_initial_weights(loss: float, is_high: bool) -> None:
     rows = [{"step": step, "layer": "a", "loss": loss, "optimizer": 0, "update_to_weight": 3.0} for step in range(8)]
-    facts = [{"step": 0, "optimizer": 0, "classes": 4, "loss": loss, "optimizer_type": "SGD", "rate": 1.0}]
+    facts = [
+        {
+            "step": 0,
+            "optimizer": 0,
+            "classes": 4,
+            "loss_is_mean": True,
+            "loss": loss,
+            "optimizer_type": "SGD",
+            "rate": 1.0,
+        }
+    ]
     names = [each.finding for each in findings_over_time(Run({}, rows, facts=facts))]
     assert ("initial-loss" in names) is is_high and (names[0] == "initial-loss") is is_high
-    with_others = findings_over_time(Run({}, rows, facts=[facts[0] | {"loss_alone": False}]))
-    assert "initial-loss" not in [each.finding for each in with_others]  # a sum of losses
+    other = findings_over_time(Run({}, rows, facts=[facts[0] | {"loss_is_mean": False}]))
+    assert "initial-loss" not in [each.finding for each in other]  # a sum of losses or of samples
 
 
 def test_a_loss_far_below_guessing_may_stay() -> None:
