@@ -203,7 +203,7 @@ def test_operations_are_selected_by_name() -> None:
     assert list(observed(net, layers="1:3")) == ["::add", "::relu#1"]
     with pytest.raises(LayerError, match=r"no operation '::rela' ran; nearest: ::relu"):
         observed(net, layers="::rela")
-    with pytest.raises(LayerError, match=r"names an operation; trace_events\(…, ops=True"):
+    with pytest.raises(LayerError, match=r"names an operation; record it with trace_events\(…, ops=True"):
         Observer(net, "::relu", ("all",), lambda *_: None).__enter__()
 
 
